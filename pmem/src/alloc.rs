@@ -2,7 +2,7 @@
 //! open.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use crate::error::ShadowError;
 use crate::ids::SegmentNo;
@@ -117,10 +117,7 @@ pub(crate) struct Lease {
 impl Lease {
     /// Takes hold of segments that a recovered root refers to.
     pub(crate) fn recover(space: &Arc<Space>, extents: Vec<Extent>) -> Self {
-        let mut allocator = space
-            .allocator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut allocator = space.allocator.lock();
         for segment in extents.iter().flat_map(|e| e.first..e.end) {
             allocator.hold(SegmentNo(segment));
         }
@@ -144,11 +141,7 @@ impl Lease {
 
     /// Returns the number of segments that have no other holder.
     pub(crate) fn exclusive(&self) -> u64 {
-        let allocator = self
-            .space
-            .allocator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let allocator = self.space.allocator.lock();
         let alone = self.extents.iter().flat_map(|e| e.first..e.end);
         let alone = alone
             .filter(|&s| allocator.holders(SegmentNo(s)) == 1)
@@ -170,11 +163,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut allocator = self
-            .space
-            .allocator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut allocator = self.space.allocator.lock();
         for segment in self.extents.iter().flat_map(|e| e.first..e.end) {
             allocator.release(SegmentNo(segment));
         }
@@ -203,11 +192,7 @@ impl Holdings {
         if let Some(failure) = self.space.failure.get() {
             return Err(ShadowError::Failed(failure.clone()));
         }
-        let mut allocator = self
-            .space
-            .allocator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut allocator = self.space.allocator.lock();
         loop {
             let Some(segment) = allocator.take() else {
                 let segment_bytes = u64::from(self.space.geometry.segment_bytes);
@@ -232,11 +217,7 @@ impl Holdings {
         }
         self.recent = Some(segment);
         if self.segments.insert(segment.0) {
-            self.space
-                .allocator
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .hold(segment);
+            self.space.allocator.lock().hold(segment);
         }
     }
 
@@ -256,11 +237,7 @@ impl Holdings {
 
 impl Drop for Holdings {
     fn drop(&mut self) {
-        let mut allocator = self
-            .space
-            .allocator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut allocator = self.space.allocator.lock();
         for &segment in &self.segments {
             allocator.release(SegmentNo(segment));
         }

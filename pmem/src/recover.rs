@@ -1,8 +1,9 @@
 //! Opening a region: recovers the sealed set after a crash.
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use crate::alloc::{Allocator, Lease, to_extents};
 use crate::checkpoint::StoredCheckpoint;
@@ -283,10 +284,7 @@ impl Roots {
 fn withhold(space: &Arc<Space>) -> Lease {
     let mut header = [0; std::mem::offset_of!(SegmentHeader, reserved)];
     let free = {
-        let allocator = space
-            .allocator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let allocator = space.allocator.lock();
         let all = (0..space.geometry.segments).map(SegmentNo);
         all.filter(|&segment| allocator.is_free(segment))
             .collect::<Vec<_>>()

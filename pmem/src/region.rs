@@ -1,8 +1,9 @@
 //! A region: a formatted medium and the checkpoints in it.
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::checkpoint::StoredCheckpoint;
 use crate::damage::{JournalDamage, RegionFailure, UnreadableCheckpoint};
@@ -164,10 +165,7 @@ impl Region {
     /// Returns all checkpoints, in the order of their seals.
     #[must_use]
     pub fn checkpoints(&self) -> Vec<Arc<StoredCheckpoint>> {
-        let table = self
-            .checkpoints
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let table = self.checkpoints.read();
         let mut all: Vec<_> = table.values().cloned().collect();
         drop(table);
         all.sort_unstable_by_key(|c| c.order);
@@ -177,11 +175,7 @@ impl Region {
     /// Returns the checkpoint with this id; `None` if there is none, or it is damaged.
     #[must_use]
     pub fn checkpoint(&self, id: CheckpointId) -> Option<Arc<StoredCheckpoint>> {
-        self.checkpoints
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&id)
-            .cloned()
+        self.checkpoints.read().get(&id).cloned()
     }
 
     /// Returns a number that ascends with each durable change of the region, over all times that it is opened. A
@@ -195,14 +189,14 @@ impl Region {
     /// Returns true if a checkpoint is listed, be it damaged.
     #[must_use]
     pub fn lists(&self, id: CheckpointId) -> bool {
-        let damaged = self.damaged.read().unwrap_or_else(PoisonError::into_inner);
+        let damaged = self.damaged.read();
         damaged.contains_key(&id) || self.checkpoint(id).is_some()
     }
 
     /// Returns the checkpoints that are listed and cannot be read, in the order of their seals.
     #[must_use]
     pub fn damaged(&self) -> Vec<UnreadableCheckpoint> {
-        let damaged = self.damaged.read().unwrap_or_else(PoisonError::into_inner);
+        let damaged = self.damaged.read();
         let mut all: Vec<_> = damaged.values().cloned().collect();
         drop(damaged);
         all.sort_unstable_by_key(|damaged| damaged.order);
@@ -267,7 +261,7 @@ impl Region {
         if let Some(checkpoint) = self.checkpoint(id) {
             checkpoint.store_attrs(bits);
         }
-        let mut damaged = self.damaged.write().unwrap_or_else(PoisonError::into_inner);
+        let mut damaged = self.damaged.write();
         if let Some(damaged) = damaged.get_mut(&id) {
             damaged.attrs = bits;
         }
@@ -279,12 +273,7 @@ impl Region {
     pub fn usage(&self) -> RegionUsage {
         let segment_bytes = u64::from(self.space.geometry.segment_bytes);
         let segments = u64::from(self.space.geometry.segments);
-        let free = self
-            .space
-            .allocator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .free();
+        let free = self.space.allocator.lock().free();
         RegionUsage {
             capacity_bytes: segments * segment_bytes,
             free_bytes: u64::from(free) * segment_bytes,
@@ -315,10 +304,7 @@ impl Region {
             Err(JournalError::Closed) => return Ok(()),
             Err(_) => return Err(CloseError::Failed),
         }
-        let mut superblock = self
-            .superblock
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut superblock = self.superblock.lock();
         let next = superblock.next(false, superblock.unsafe_shutdowns);
         // After an error, too: the superblock may already be marked as closed.
         journal.close();
@@ -332,7 +318,7 @@ impl Region {
     }
 
     pub(crate) fn journal(&self) -> MutexGuard<'_, Journal> {
-        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+        self.journal.lock()
     }
 
     /// Updates the copies of the journal's counts; to be called after each change of the journal.
@@ -355,11 +341,8 @@ impl Region {
         checkpoint: Arc<StoredCheckpoint>,
         replaces: Option<CheckpointId>,
     ) -> Option<Forgotten> {
-        let mut table = self
-            .checkpoints
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        let mut damaged = self.damaged.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.checkpoints.write();
+        let mut damaged = self.damaged.write();
         let replaced = replaces.map(|id| (table.remove(&id), damaged.remove(&id)));
         table.insert(checkpoint.id(), checkpoint);
         replaced
@@ -367,11 +350,8 @@ impl Region {
 
     /// Takes a checkpoint from the tables, to be dropped by the caller once it holds no lock.
     fn forget(&self, id: CheckpointId) -> Forgotten {
-        let mut table = self
-            .checkpoints
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        let mut damaged = self.damaged.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.checkpoints.write();
+        let mut damaged = self.damaged.write();
         (table.remove(&id), damaged.remove(&id))
     }
 }

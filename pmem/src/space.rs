@@ -1,7 +1,8 @@
 //! Medium, geometry and allocator of a region, which checkpoints and shadows share.
 
+use parking_lot::Mutex;
 use std::io;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;

@@ -4,7 +4,8 @@
 //! likely has the node's access to etcd, too, and must not be able to take the denial back. So an operator takes it
 //! back on each node.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use crate::error::SetupError;
 use permafrost_cluster::{EtcdRegistry, HeardDenials};
@@ -74,7 +75,7 @@ impl DenialLists {
     fn take_back(&self, denials: &[Denial]) -> Result<usize, StoreError> {
         if let Some(registry) = &self.registry {
             let entries: Vec<String> = denials.iter().map(Denial::to_string).collect();
-            let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut heard = self.heard.lock();
             // A list that was read before and is taken in later would bring them back.
             heard.1 = heard.1.max(registry.undeny(&entries)?);
         }
@@ -103,7 +104,7 @@ impl DenialLists {
 
     /// Adds the cluster's list to this node's: certificates on it are denied here, too.
     pub fn hear(&self, list: &HeardDenials) {
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut heard = self.heard.lock();
         if heard.0 == list.data && list.revision <= heard.1 {
             return;
         }

@@ -1,9 +1,9 @@
 //! `cargo xtask test`: everything that CI runs, in order.
 
+use parking_lot::Mutex;
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -279,7 +279,7 @@ pub(crate) fn run_counted(command: &mut Command) -> Result<Count> {
         scope.spawn(|| pass_on(stderr, &count, |line| eprintln!("{line}")));
     });
     let status = child.wait().with_context(|| format!("wait for `{line}`"))?;
-    let count = count.into_inner().unwrap_or_default();
+    let count = count.into_inner();
     if !status.success() && count.failed == 0 {
         bail!("`{line}` fails ({status})");
     }
@@ -289,8 +289,8 @@ pub(crate) fn run_counted(command: &mut Command) -> Result<Count> {
 fn pass_on(from: impl Read, count: &Mutex<Count>, say: impl Fn(&str)) {
     for line in BufReader::new(from).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line);
-        if let (Some(counted), Ok(mut count)) = (counted(&line), count.lock()) {
-            *count += counted;
+        if let Some(counted) = counted(&line) {
+            *count.lock() += counted;
         }
         say(&line);
     }

@@ -1,9 +1,10 @@
 //! [`Backend`] of an agent: the storage nodes keep the checkpoints.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_criu::ProgressReceiver;
@@ -102,7 +103,7 @@ impl Remote {
     }
 
     pub(super) fn sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<RemoteDump>>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sessions.lock()
     }
 
     /// Returns the address spaces that CRIU may be told the parent has.

@@ -1,7 +1,8 @@
 //! A dump through an agent: a session of a node, and the one stream that brings its pages to the node.
 
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use permafrost_criu::frontend::{PageSink, SinkError};
@@ -248,7 +249,7 @@ impl RemoteDump {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // A state is changed by assignments, so it is whole even if a thread died holding it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

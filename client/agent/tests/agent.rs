@@ -1,11 +1,12 @@
 //! Tests of an agent over nodes that fail: the agent never passes on incomplete data as complete.
 
+use parking_lot::Mutex;
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use permafrost_agent::{Agent, AgentOptions, StorageNode, host};
@@ -144,7 +145,7 @@ impl Fake {
             .push(Kind::Space, 0, 65_537, PID, &[])
             .map_err(failed)?;
         if !request.runs_only {
-            self.begun_at.lock().unwrap().push(request.from_index);
+            self.begun_at.lock().push(request.from_index);
         }
         for (n, run) in memory.chunks(RUN * PAGE).enumerate() {
             let index = FIRST + (n * RUN) as u64;
@@ -179,7 +180,7 @@ impl Handler for Fake {
                 ..
             }) => {
                 assert!(deny.entries.is_empty() && !deny.take_back);
-                let entries = self.denied.lock().unwrap().clone();
+                let entries = self.denied.lock().clone();
                 let denials = control::Denials {
                     entries,
                     changed: 0,
@@ -353,7 +354,7 @@ impl Site {
     /// Makes a node report these certificates as denied.
     fn report(&self, node: usize, denied: &[&str]) {
         let denied = denied.iter().map(|&entry| entry.to_owned());
-        *self.fakes[node].denied.lock().unwrap() = denied.collect();
+        *self.fakes[node].denied.lock() = denied.collect();
     }
 
     /// Waits until this node answers; with `None`, until no node answers.
@@ -419,7 +420,7 @@ fn what_one_node_leaves_off_another_goes_on_with() {
     assert!(second > 0);
     // Frames that were still on their way come twice, but not all of them.
     assert!(second < stored, "{first} and {second} of {stored}");
-    let begun_at = site.fakes[1].begun_at.lock().unwrap().clone();
+    let begun_at = site.fakes[1].begun_at.lock().clone();
     assert!(matches!(begun_at[..], [at] if at > FIRST), "{begun_at:?}");
 }
 

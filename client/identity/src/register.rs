@@ -1,8 +1,9 @@
 //! Register of the open connections, which end when their peer's certificate is no longer valid.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
 
@@ -70,7 +71,7 @@ impl Register {
     }
 
     fn lock(&self) -> MutexGuard<'_, Entries> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,10 +1,11 @@
 //! An identity that is reloaded when its files change.
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustls::pki_types::CertificateDer;
@@ -343,19 +344,16 @@ fn oversee(watched: &Weak<Shared>) {
 impl Shared {
     // A poisoned lock may be used: none of the locks guards state that a panic could leave inconsistent.
     fn look(&self) -> MutexGuard<'_, Look> {
-        self.look.lock().unwrap_or_else(PoisonError::into_inner)
+        self.look.lock()
     }
 
     fn used(&self) -> Identity {
-        self.current
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.current.read().clone()
     }
 
     fn current_identity(&self) -> Identity {
         // If another thread is checking the files, the current material is used.
-        if let Ok(mut look) = self.look.try_lock()
+        if let Some(mut look) = self.look.try_lock()
             && look.at.elapsed() >= self.interval
             && let Err(error) = self.reload(&mut look)
         {
@@ -405,7 +403,7 @@ impl Shared {
             identity.name(),
             self.directory.display()
         );
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = identity;
+        *self.current.write() = identity;
         self.warned.store(0, Ordering::Relaxed);
         self.changes.fetch_add(1, Ordering::AcqRel);
         Ok(true)

@@ -3,10 +3,11 @@
 //! All verification is WebPKI's. There is no session resumption: connections live long, and each new one must
 //! use the current certificates, dates and CAs.
 
+use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use permafrost_protocol::wire::ALPN;
@@ -74,14 +75,14 @@ impl Denied {
     }
 
     pub(crate) fn replace(&self, list: DenyList) {
-        let mut lists = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut lists = self.0.write();
         lists.own = list;
         lists.combine();
     }
 
     /// Replaces the denials that `node` has reported. Returns true if that changes the union.
     pub(crate) fn report(&self, node: &str, list: DenyList) -> bool {
-        let mut lists = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut lists = self.0.write();
         let before = Arc::clone(&lists.all);
         lists.reported.insert(node.to_owned(), list);
         lists.combine();
@@ -89,7 +90,7 @@ impl Denied {
     }
 
     pub(crate) fn list(&self) -> Arc<DenyList> {
-        let lists = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let lists = self.0.read();
         Arc::clone(&lists.all)
     }
 

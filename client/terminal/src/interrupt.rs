@@ -1,8 +1,9 @@
 //! Handles Ctrl-C, SIGTERM and SIGHUP: they end the connection to the daemon, so that a call that waits for the
 //! daemon fails in its ordinary way and cleans up. Nothing is killed.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use permafrost_transport::control::{Canceller, Connection};
@@ -57,7 +58,7 @@ impl Interrupts {
 
     fn handle(&self, signal: i32) {
         self.came.fetch_add(1, Ordering::SeqCst);
-        match &*self.target.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.target.lock() {
             Target::Nothing => {}
             Target::Connection(canceller) => canceller.cancel(),
             Target::Process(pid) => {
@@ -89,7 +90,7 @@ impl Interrupts {
     }
 
     fn set(&self, target: Target) {
-        *self.target.lock().unwrap_or_else(PoisonError::into_inner) = target;
+        *self.target.lock() = target;
     }
 
     /// Returns true if an interrupt has arrived.

@@ -1,10 +1,11 @@
 //! Tests of `nodes`, `cost`, `plan` and `token` against an API that is a thread of the test: the requests, the
 //! output, and the exit codes and words for scripts.
 
+use parking_lot::Mutex;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use permafrost_criu::origin;
 use serde_json::{Value, json};
@@ -33,7 +34,7 @@ impl Api {
                     while let Some((line, body)) = request(&mut reader) {
                         let found = answers.iter().find(|(path, ..)| line.contains(path));
                         let (_, status, answer) = found.cloned().unwrap_or(("", 404, json!({})));
-                        seen.lock().unwrap().push((line, body));
+                        seen.lock().push((line, body));
                         let answer = answer.to_string();
                         let length = answer.len();
                         let text = format!(
@@ -50,7 +51,7 @@ impl Api {
     }
 
     fn asked(&self, path: &str) -> Value {
-        let seen = self.seen.lock().unwrap();
+        let seen = self.seen.lock();
         let found = seen.iter().rfind(|(line, _)| line.contains(path));
         found.map(|(_, body)| body.clone()).unwrap()
     }

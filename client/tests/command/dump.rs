@@ -1,11 +1,12 @@
 //! Tests of dumps: the requests to CRIU and the daemon, and the messages and files after a failure of either.
 
+use parking_lot::Mutex;
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -212,7 +213,7 @@ fn a_session_that_failed_is_told_by_the_daemon() {
             request::Body::Show(_) => refusal(ErrorCode::NotFound),
             request::Body::Open(_) => reply::Body::SessionOpened(SessionOpened {
                 session: "5e55".to_owned(),
-                socket: endpoint.lock().unwrap().clone(),
+                socket: endpoint.lock().clone(),
                 ..SessionOpened::default()
             }),
             request::Body::Status(_) => reply::Body::Status(ServerStatus {
@@ -228,7 +229,7 @@ fn a_session_that_failed_is_told_by_the_daemon() {
             _ => reply::Body::Done(Done { count: 1 }),
         }]
     });
-    *pages.lock().unwrap() = daemon
+    *pages.lock() = daemon
         .path()
         .join("pages.sock")
         .to_str()
@@ -254,12 +255,12 @@ fn a_daemon_that_goes_away_in_mid_dump_is_unreachable() {
         request::Body::Show(_) => vec![refusal(ErrorCode::NotFound)],
         request::Body::Open(_) => vec![reply::Body::SessionOpened(SessionOpened {
             session: "5e55".to_owned(),
-            socket: endpoint.lock().unwrap().clone(),
+            socket: endpoint.lock().clone(),
             ..SessionOpened::default()
         })],
         _ => panic!("gone"),
     });
-    *pages.lock().unwrap() = daemon
+    *pages.lock() = daemon
         .path()
         .join("pages.sock")
         .to_str()
@@ -384,14 +385,14 @@ fn a_tree_that_serves_what_the_daemon_needs_is_refused() {
             request::Body::Show(_) => refusal(ErrorCode::NotFound),
             request::Body::Open(_) => reply::Body::SessionOpened(SessionOpened {
                 session: "5e55".to_owned(),
-                socket: socket.lock().unwrap().clone(),
+                socket: socket.lock().clone(),
                 depends_on: vec![needed.clone()],
                 ..SessionOpened::default()
             }),
             _ => reply::Body::Done(Done { count: 1 }),
         }]
     });
-    *pages.lock().unwrap() = daemon
+    *pages.lock() = daemon
         .path()
         .join("pages.sock")
         .to_str()
@@ -438,7 +439,7 @@ fn an_interrupt_ends_the_session_and_lets_criu_roll_back() {
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     // The control connection ends, and with it the session.
-    while *daemon.ended.lock().unwrap() == 0 {
+    while *daemon.ended.lock() == 0 {
         thread::sleep(Duration::from_millis(5));
     }
     assert!(child.try_wait().unwrap().is_none(), "waits for CRIU");

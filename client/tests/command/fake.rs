@@ -1,10 +1,11 @@
 //! A daemon that is a thread, a CRIU that is a script, a process to dump, and checks of a command's output.
 
+use parking_lot::Mutex;
 use std::io::Write;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::{fs, thread};
 
 use permafrost_protocol::control::{
@@ -58,7 +59,7 @@ impl Daemon {
                 let (all, ends) = (all.clone(), ends.clone());
                 thread::spawn(move || {
                     serve(&stream, &handler, &all);
-                    *ends.lock().unwrap() += 1;
+                    *ends.lock() += 1;
                 });
             }
         });
@@ -101,7 +102,7 @@ impl Daemon {
     }
 
     pub(crate) fn requests(&self) -> Vec<(request::Body, bool)> {
-        self.seen.lock().unwrap().clone()
+        self.seen.lock().clone()
     }
 
     pub(crate) fn only_request(&self) -> (request::Body, bool) {
@@ -153,7 +154,7 @@ fn serve(stream: &UnixStream, handler: &Arc<Handler>, all: &Mutex<Vec<(request::
                 return;
             }
         }
-        all.lock().unwrap().push((body, !fds.is_empty()));
+        all.lock().push((body, !fds.is_empty()));
         for body in answers {
             if framing::send(stream, &Reply { body: Some(body) }, &[]).is_err() {
                 return;

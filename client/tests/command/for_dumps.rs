@@ -1,8 +1,9 @@
 //! Shared parts of the tests that dump: the daemon for them, the scripts, and checks of requests and leftovers.
 
+use parking_lot::Mutex;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_criu::verdict::Verdict;
@@ -29,7 +30,7 @@ pub(crate) fn for_dumps(
             request::Body::Show(_) => refusal(ErrorCode::NotFound),
             request::Body::Open(_) => reply::Body::SessionOpened(SessionOpened {
                 session: "5e55".to_owned(),
-                socket: endpoint.lock().unwrap().clone(),
+                socket: endpoint.lock().clone(),
                 parent_generation: parent.as_ref().map_or(0, |(generation, _)| *generation),
                 ..SessionOpened::default()
             }),
@@ -40,7 +41,7 @@ pub(crate) fn for_dumps(
             other => panic!("{other:?}"),
         }]
     });
-    *pages.lock().unwrap() = daemon
+    *pages.lock() = daemon
         .path()
         .join("pages.sock")
         .to_str()

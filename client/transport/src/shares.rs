@@ -1,7 +1,8 @@
 //! Limits the part of a shared resource that one peer or caller may hold.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Counters of held shares, by caller and in all.
 #[derive(Debug)]
@@ -61,7 +62,7 @@ impl Shares {
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock()
     }
 }
 

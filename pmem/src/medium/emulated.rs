@@ -14,13 +14,14 @@
 //!
 //! Not modelled: interference of reads and writes, a write's place on the device.
 
+use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::num::NonZeroU64;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Flushed, Guarantee, Medium};
@@ -292,7 +293,7 @@ impl Emulated {
         }
         let now = self.clock.now();
         let done = {
-            let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut reading = self.reading.lock();
             let latency = if reading.next == at {
                 Duration::ZERO
             } else {
@@ -312,7 +313,7 @@ impl Emulated {
             return;
         }
         let done = {
-            let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut writing = self.writing.lock();
             writing.give(
                 self.clock.now(),
                 len_bytes,
@@ -407,7 +408,7 @@ impl Medium for Emulated {
         }
         let (now, latency) = (self.clock.now(), self.device.latency);
         // The latency is the device's: later fences wait for it as well.
-        let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writing = self.writing.lock();
         writing.give(now, 0, self.device.write_bytes_per_s, latency);
         drop(writing);
         let done = own.max(now.saturating_sub(CREDIT)).saturating_add(latency);

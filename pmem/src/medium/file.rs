@@ -8,12 +8,13 @@
 //! that wait through it. A thread could so take the error of another, which would then see success. Therefore each
 //! fence has a description to itself while it waits. All of them are as old as the medium: none has missed an error.
 
+use parking_lot::{Condvar, Mutex};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use memmap2::MmapRaw;
 
@@ -88,16 +89,11 @@ impl MappedFile {
 
     /// Waits for the ranges, with a description that no other fence waits through.
     fn sync(&self, ranges: &[(u64, u64)]) -> io::Result<()> {
-        let mut free = self.fences.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.fences.lock();
         let through = loop {
             match free.pop() {
                 Some(through) => break through,
-                None => {
-                    free = self
-                        .fence_freed
-                        .wait(free)
-                        .unwrap_or_else(PoisonError::into_inner);
-                }
+                None => self.fence_freed.wait(&mut free),
             }
         };
         drop(free);
@@ -106,10 +102,7 @@ impl MappedFile {
             // Before the next one may have the description, which has reported its error.
             self.failed.store(true, Ordering::SeqCst);
         }
-        self.fences
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(through);
+        self.fences.lock().push(through);
         self.fence_freed.notify_one();
         result
     }

@@ -12,12 +12,13 @@
 //! only grows, whose entries are read under a version number each. Addresses that belong to no guarded mapping go to
 //! the handler that was there before.
 
+use parking_lot::Mutex;
 use std::io;
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
 };
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::convert::{to_u64, to_usize};
 use crate::{PAGE_BYTES, PAGE_SIZE};
@@ -146,7 +147,7 @@ impl Guard {
         install()?;
         let pages = len.div_ceil(PAGE_SIZE);
         let lost = Box::into_raw(Box::new(LostPages::new(pages)));
-        let slot = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let slot = FREE.lock().pop();
         let slot = slot.unwrap_or_else(add_slot);
         slot.set(base as usize, len, lost);
         Ok(Self { slot, lost, pages })
@@ -210,9 +211,7 @@ impl Drop for Guard {
         // SAFETY: from `Box::into_raw`, freed here only. The handler does not reach it any more: it takes the pointer
         // for addresses in the mapping, and any code that accesses those holds the medium that this guard is part of.
         drop(unsafe { Box::from_raw(self.lost) });
-        FREE.lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(self.slot);
+        FREE.lock().push(self.slot);
     }
 }
 
@@ -267,7 +266,7 @@ fn add_slot() -> &'static Slot {
 /// Installs the handler, once.
 fn install() -> io::Result<()> {
     static INSTALLED: Mutex<bool> = Mutex::new(false);
-    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut installed = INSTALLED.lock();
     if *installed {
         return Ok(());
     }

@@ -18,9 +18,9 @@
 //! run of a scenario serves every cut of it. [`SimMedium::fail_from`] instead stops a medium for good in mid-run, to
 //! test the program's error handling.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use memmap2::{MmapMut, MmapRaw};
 
@@ -175,7 +175,7 @@ impl SimMedium {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn record_write(&self, at: u64, from: &[u8]) -> io::Result<()> {

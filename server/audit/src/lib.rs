@@ -15,9 +15,9 @@ mod event;
 mod file;
 mod limit;
 
+use parking_lot::Mutex;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use permafrost_agent::host::Client;
@@ -181,7 +181,7 @@ impl Audit {
     /// Records the outcome of a request. Costs some microseconds, and never waits for the disk.
     pub fn record(&self, who: &Who, event: &AuditedRequest, outcome: Result<(), &control::Error>) {
         let left_out = {
-            let mut limiter = self.limiter.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut limiter = self.limiter.lock();
             let refused = outcome.map_err(control::Error::code).err();
             match limiter.admit(&who.who, event, refused, Instant::now()) {
                 Verdict::Write { left_out } => left_out,

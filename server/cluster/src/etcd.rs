@@ -3,11 +3,11 @@
 //! The client's own balancing sends calls to dead members too, and waits for silent ones; so there is one
 //! client a member here, and a preferred member that moves on when it fails.
 
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{Client, ConnectOptions, Error, KeyValue, Txn, TxnOpResponse};
@@ -106,7 +106,7 @@ impl Etcd {
     /// Reads the files again, because certificates and passwords are renewed without a restart. If the files cannot
     /// be used, the last options stay in use.
     fn options(&self) -> ConnectOptions {
-        let mut options = self.options.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut options = self.options.lock();
         match self.config.connect_options() {
             Ok(fresh) => *options = fresh,
             Err(error) => {

@@ -5,7 +5,7 @@
 //! run at about the same speed. etcd stops changes that were under way at that moment: every transaction
 //! compares the registration's create revision, the *fencing token*, which never comes back once it is gone.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::error::RegistryError;
@@ -134,7 +134,7 @@ impl Fence {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -3,8 +3,9 @@
 mod refusal;
 mod register;
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, KeyValue, PutOptions, Txn, TxnOp};
@@ -48,10 +49,7 @@ pub(crate) struct DataId(Arc<Mutex<Option<String>>>);
 
 impl DataId {
     pub(crate) fn known(&self) -> Option<String> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.0.lock().clone()
     }
 
     fn learn(&self, found: &[Vec<KeyValue>], key: &str) {
@@ -60,7 +58,7 @@ impl DataId {
             return;
         };
         let id = String::from_utf8_lossy(kv.value()).into_owned();
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         if known.as_ref() != Some(&id) {
             tracing::info!(cluster = id, "the registry's data");
             *known = Some(id);
@@ -199,11 +197,7 @@ impl Membership {
     /// Ends the registration: other nodes see at once that the node is gone, and its locks are free.
     pub(crate) async fn leave(&self) {
         let _ = self.stop.send(true);
-        let task = self
-            .task
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let task = self.task.lock().take();
         if let Some(task) = task {
             // The wait is bounded: the task makes one more call.
             let _ = task.await;
@@ -213,7 +207,7 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        let task = self.task.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let task = self.task.get_mut();
         // Without a call to etcd, as after a crash: the lease expires by itself.
         if let Some(task) = task.take() {
             task.abort();

@@ -1,7 +1,8 @@
 //! A view of the nodes, updated by a watch.
 
+use parking_lot::RwLock;
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Error, EventType, GetOptions, KeyValue, WatchOptions};
@@ -57,7 +58,7 @@ impl ClusterNodes {
     /// Returns the last known nodes. Makes no call, and never blocks for longer than it takes to copy them.
     #[must_use]
     pub fn live(&self) -> NodesView {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.read();
         let live = state.nodes.values().map(|(node, revision)| LiveNode {
             facts: node.facts.clone(),
             state: state
@@ -100,7 +101,7 @@ impl ClusterNodes {
             .map_err(|failure| Error::Internal(failure.to_string()))?;
         let revision = read.header().map_or(0, |header| header.revision());
         {
-            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.write();
             state.nodes.clear();
             state.members.clear();
             for kv in read.kvs() {
@@ -147,7 +148,7 @@ impl ClusterNodes {
                 return Err(Error::WatchError(message.cancel_reason().to_owned()));
             }
             heard = tokio::time::Instant::now();
-            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.write();
             for event in message.events() {
                 let Some(kv) = event.kv() else { continue };
                 match event.event_type() {

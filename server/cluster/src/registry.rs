@@ -10,8 +10,9 @@ mod locks;
 mod operator;
 mod withdrawn;
 
+use parking_lot::Mutex;
 use std::future::Future;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp};

@@ -28,7 +28,8 @@ mod say;
 mod shares;
 mod tasks;
 
-use std::sync::{Arc, PoisonError, RwLock};
+use parking_lot::RwLock;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_api_types::events::ApiEvent;
@@ -134,7 +135,7 @@ impl Api {
     /// Returns the newest snapshot; `None` before the first.
     #[must_use]
     pub fn world(&self) -> Option<Arc<World>> {
-        let world = self.world.read().unwrap_or_else(PoisonError::into_inner);
+        let world = self.world.read();
         world.clone()
     }
 
@@ -184,7 +185,7 @@ impl Api {
 
     /// Replaces a snapshot by the part of it that is still valid, unless there is a new one.
     fn publish_instead_of(&self, of: &Arc<World>, world: World) {
-        let mut current = self.world.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.world.write();
         if current
             .as_ref()
             .is_some_and(|current| Arc::ptr_eq(current, of))
@@ -195,7 +196,7 @@ impl Api {
 
     fn publish(&self, world: World) {
         let old = {
-            let mut current = self.world.write().unwrap_or_else(PoisonError::into_inner);
+            let mut current = self.world.write();
             current.replace(Arc::new(world))
         };
         // Freeing ten thousand nodes takes a while: not under the lock.

@@ -1,7 +1,7 @@
 //! Limits the share of a common resource that one caller may hold.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub(super) use permafrost_transport::shares::{Share, Shares};
@@ -41,7 +41,7 @@ impl Booked {
     }
 
     fn booked(&self) -> MutexGuard<'_, HashMap<String, Vec<(String, Instant)>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

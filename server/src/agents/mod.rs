@@ -9,10 +9,11 @@ mod rights;
 mod spool;
 mod turns;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use permafrost_cluster::Operate;
@@ -98,7 +99,7 @@ impl Agents {
     }
 
     fn opened(&self) -> MutexGuard<'_, HashMap<String, Opened>> {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+        self.opened.lock()
     }
 
     /// Keeps a session until a conversation brings its pages.

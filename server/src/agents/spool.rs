@@ -1,13 +1,14 @@
 //! Directory for the small images with which an agent adopts a parked session: an images directory of the daemon's
 //! own, because the images may decide which session is chosen.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::error::RequestError;
 use permafrost_protocol::wire::frame::Kind;
@@ -33,7 +34,7 @@ pub(super) struct Spooled(Mutex<HashMap<String, u64>>);
 
 impl Spooled {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, u64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn add(&self, peer: &str, bytes: u64) -> Result<(), StoreError> {

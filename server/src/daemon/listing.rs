@@ -1,7 +1,8 @@
 //! The registry as the sweep of this node sees it: lists checkpoints, and decides whether an unlisted copy may be
 //! removed.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 
 use permafrost_cluster::rebuild::keep_numbers;
 use permafrost_cluster::repair::Standing;
@@ -41,7 +42,7 @@ impl Listing {
     }
 
     fn seen(&self) -> MutexGuard<'_, Option<(DataMark, Acquaintance)>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock()
     }
 }
 

@@ -1,8 +1,9 @@
 //! The daemon as the source of the HTTP API: its own figures, the accepted figures from other nodes' reports, the
 //! listed checkpoints, and the queues.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_agent::host::arguments::in_full;
@@ -173,7 +174,7 @@ impl OfDaemon {
                 ..self.entry(&node.facts, reports, node.state)
             })
             .collect();
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         seen.retain(|name, _| view.members.iter().any(|member| member.name == *name));
         if let Some(now) = Instant::now().checked_sub(view.age) {
             let there = live.keys().map(|name| ((*name).to_owned(), now));
@@ -208,7 +209,7 @@ impl Source for OfDaemon {
     }
 
     fn nodes(&self) -> Vec<NodeEntry> {
-        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reports = self.reports.lock();
         match &self.others {
             Some(others) => self.in_cluster(others, &mut reports),
             None => self.only_this(&mut reports),

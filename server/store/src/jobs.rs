@@ -1,8 +1,9 @@
 //! One writer per job: a lineage grows at its head only.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::JobLock;
 
@@ -31,7 +32,7 @@ impl JobLocks {
     /// # Errors
     /// The current holder of the job.
     pub(super) fn lock(&self, job: &str, holder: &str) -> Result<JobGuard, String> {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.0.lock();
         match held.entry(job.to_owned()) {
             Entry::Occupied(entry) => Err(entry.get().clone()),
             Entry::Vacant(entry) => {
@@ -50,10 +51,6 @@ impl Drop for JobGuard {
     fn drop(&mut self) {
         // Released before the local lock: the next holder of that requests the cluster's at once.
         self.cluster = None;
-        self.locks
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&self.job);
+        self.locks.0.lock().remove(&self.job);
     }
 }

@@ -39,9 +39,10 @@ mod session;
 mod stream;
 mod usage;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, Region};
@@ -478,7 +479,7 @@ impl Store {
     }
 
     pub(crate) fn sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sessions.lock()
     }
 
     /// Checks that a dump of the job could begin, as far as this node knows. Called before a request queues, so
@@ -630,7 +631,7 @@ impl Store {
 
     /// Locks region and catalog together, so that both change in the same order.
     fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        self.index.lock()
     }
 }
 

@@ -5,11 +5,12 @@
 //! so that a restart continues it. A crash loses at most [`SAVE_PERIOD`] of it, and the dump is kept for that
 //! much longer.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -142,7 +143,7 @@ impl Parking {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -212,7 +213,7 @@ impl Quota {
     }
 
     fn lock(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.taken.lock()
     }
 }
 

@@ -1,11 +1,12 @@
 //! Files of lines that belong to this user or root and that nobody else can read or write. They are read again
 //! when they change.
 
+use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Minimum time between two checks of a file: one `stat` each, and only when its contents are requested.
@@ -135,7 +136,7 @@ impl<T: Default + 'static> PrivateFile<T> {
 
     /// Returns the current contents, read again if the file has changed.
     pub fn contents(&self) -> Arc<T> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         if known.looked.elapsed() >= self.look_every {
             self.look(&mut known);
         }

@@ -3,7 +3,6 @@
 //! A checkpoint sealed for a cluster carries an attribute from its first instant, *provisional*; publishing takes
 //! it away and sets another. One that has neither was sealed without a cluster, and none of this touches it.
 
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use permafrost_pmem::{ATTR_PROVISIONAL, ATTR_PUBLISHED};
@@ -251,9 +250,7 @@ impl Store {
 
     pub(super) fn provisional_since(
         &self,
-    ) -> std::sync::MutexGuard<'_, std::collections::HashMap<String, Instant>> {
-        self.provisional_since
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    ) -> parking_lot::MutexGuard<'_, std::collections::HashMap<String, Instant>> {
+        self.provisional_since.lock()
     }
 }

@@ -4,8 +4,9 @@
 //! unless another node has a copy. The quarantine is kept in memory, and in a cluster also in the registry: a
 //! restarted node quarantines the checkpoints listed as damaged, until the scrub has read them.
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{OnceLock, Weak};
 use std::time::Duration;
 
 use permafrost_protocol::control;
@@ -50,12 +51,12 @@ pub(super) struct Quarantine {
 }
 
 impl Quarantine {
-    fn damaged(&self) -> std::sync::MutexGuard<'_, HashMap<String, String>> {
-        self.damaged.lock().unwrap_or_else(PoisonError::into_inner)
+    fn damaged(&self) -> parking_lot::MutexGuard<'_, HashMap<String, String>> {
+        self.damaged.lock()
     }
 
-    fn gone(&self) -> std::sync::MutexGuard<'_, HashSet<String>> {
-        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
+    fn gone(&self) -> parking_lot::MutexGuard<'_, HashSet<String>> {
+        self.gone.lock()
     }
 }
 

@@ -13,8 +13,9 @@
 
 mod sealing;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use permafrost_criu::frontend::{PageSink, SinkError};
@@ -413,7 +414,7 @@ impl Session {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // A state is changed by assignments, so it is whole even if a thread died holding it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -346,7 +346,7 @@ async fn figures_that_lie_do_no_harm() {
     use crate::fixture::seconds;
     let source = three_nodes();
     {
-        let mut nodes = source.nodes.lock().unwrap();
+        let mut nodes = source.nodes.lock();
         nodes[0].doubts = vec!["a write bandwidth of 10^18 bytes a second".into()];
         nodes[0].figures.write = SizedRates::uniform(Figure::given(BytesPerSecond::MIN));
         nodes[0].figures.write_queue = Figure::given(Bytes::new(u64::MAX));

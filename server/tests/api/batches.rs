@@ -68,7 +68,7 @@ async fn the_work_before_a_restore_counts_for_who_counts_from_the_restore() {
     let plain = three_nodes();
     {
         // An hour of work, the first half of which the dumped process had from a restore of its own.
-        let mut checkpoints = plain.checkpoints.lock().unwrap();
+        let mut checkpoints = plain.checkpoints.lock();
         let sort = &mut checkpoints[0];
         assert_eq!(sort.job, "sort");
         sort.work = Some(Box::new(Work {
@@ -353,7 +353,7 @@ async fn terms_are_heeded() {
 #[tokio::test]
 async fn one_machine_needs_no_names_of_nodes() {
     let source = three_nodes();
-    *source.nodes.lock().unwrap() = vec![node("a", (1.0, 2.0), (0, 0))];
+    *source.nodes.lock() = vec![node("a", (1.0, 2.0), (0, 0))];
     let asked = asked(source);
     let answer = asked
         .ok(
@@ -451,7 +451,7 @@ async fn what_cannot_be_resumed_begins_anew_and_nodes_that_cannot_are_named() {
 #[tokio::test]
 async fn a_damaged_copy_is_none() {
     let source = three_nodes();
-    source.checkpoints.lock().unwrap()[0].damaged = "page 7".into();
+    source.checkpoints.lock()[0].damaged = "page 7".into();
     let asked = asked(source);
     let answer = asked
         .ok("/v1/resume", &json!({"checkpoints": ["sort"]}))
@@ -512,7 +512,7 @@ async fn dumps_and_copies_go_where_they_arrive_soonest() {
 #[tokio::test]
 async fn copies_on_transient_nodes_do_not_count() {
     let source = three_nodes();
-    source.nodes.lock().unwrap()[1].durable = false;
+    source.nodes.lock()[1].durable = false;
     let asked = asked(source);
     let answer = asked
         .ok(
@@ -535,7 +535,7 @@ async fn copies_on_transient_nodes_do_not_count() {
 async fn a_node_that_replication_refuses_is_no_place() {
     let source = three_nodes();
     {
-        let mut nodes = source.nodes.lock().unwrap();
+        let mut nodes = source.nodes.lock();
         // b has space, and nearly all of it is promised to dumps that are on their way. a and c share a machine's name in
         // different racks: two machines.
         nodes[1].room_bytes = GB;
@@ -557,7 +557,7 @@ async fn a_node_that_replication_refuses_is_no_place() {
     let small = asked.ok("/v1/place", &place(GB / 2)).await;
     assert_eq!(named(&small).len(), 3);
     // Without room it takes nothing, however small.
-    source.nodes.lock().unwrap()[1].room_bytes = 0;
+    source.nodes.lock()[1].room_bytes = 0;
     let full = self::asked(source);
     let none = full.ok("/v1/place", &place(1)).await;
     assert!(!named(&none).contains(&"b".to_owned()), "{none}");
@@ -578,7 +578,7 @@ async fn places_are_reserved_and_given_back() {
         (&json!("t1"), &json!("b"))
     );
     assert_eq!(place["starts_in_s"]["unknown"], "not measured");
-    assert_eq!(source.reserved.lock().unwrap()[0].priority.level(), 11);
+    assert_eq!(source.reserved.lock()[0].priority.level(), 11);
     let delete = async |token: &str| {
         asked
             .raw("DELETE", &format!("/v1/reserve/{token}"), Vec::new())
@@ -606,7 +606,7 @@ async fn starting_estimates_are_installed() {
         .raw("PUT", "/v1/figures", serde_json::to_vec(&body).unwrap())
         .await;
     assert_eq!(status, StatusCode::NO_CONTENT);
-    let installed = source.installed.lock().unwrap().clone().unwrap();
+    let installed = source.installed.lock().clone().unwrap();
     assert_eq!(
         serde_json::to_value(installed.write[0]).unwrap()["p50_bytes_per_s"],
         1.5e9

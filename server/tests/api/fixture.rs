@@ -1,8 +1,9 @@
 //! A daemon made of plain data, and requests to its API.
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::Router;
@@ -57,13 +58,14 @@ impl Plain {
     }
 
     pub(crate) fn hang(&self, hangs: bool) {
-        *self.hangs.lock().unwrap() = hangs;
+        *self.hangs.lock() = hangs;
         self.goes_on.notify_all();
     }
 
     fn block(&self) {
-        let hangs = self.hangs.lock().unwrap();
-        drop(self.goes_on.wait_while(hangs, |hangs| *hangs).unwrap());
+        let mut hangs = self.hangs.lock();
+        self.goes_on.wait_while(&mut hangs, |hangs| *hangs);
+        drop(hangs);
         assert!(!self.panics.load(Ordering::SeqCst), "as the test wants it");
     }
 }
@@ -75,12 +77,12 @@ impl Source for Plain {
 
     fn nodes(&self) -> Vec<NodeEntry> {
         self.block();
-        self.nodes.lock().unwrap().clone()
+        self.nodes.lock().clone()
     }
 
     fn checkpoints(&self) -> Result<Vec<Checkpoint>, StoreError> {
         self.block();
-        Ok(self.checkpoints.lock().unwrap().clone())
+        Ok(self.checkpoints.lock().clone())
     }
 
     /// Predicts a dump that moves all of the memory, and stores half of it, or all of the dirty pages.
@@ -111,7 +113,7 @@ impl Source for Plain {
 
     fn reserve(&self, _: &Caller, wanted: &ReserveRequest) -> Result<Reservation, Refusal> {
         self.block();
-        self.reserved.lock().unwrap().push(wanted.clone());
+        self.reserved.lock().push(wanted.clone());
         Ok(Reservation {
             token: "t1".into(),
             node: wanted.node.clone().unwrap_or_else(|| self.own_name()),
@@ -132,7 +134,7 @@ impl Source for Plain {
     }
 
     fn install(&self, figures: &StartFigures) -> Result<(), Refusal> {
-        *self.installed.lock().unwrap() = Some(figures.clone());
+        *self.installed.lock() = Some(figures.clone());
         Ok(())
     }
 

@@ -89,7 +89,7 @@ async fn nodes_come_go_and_change_from_look_to_look() {
     assert_eq!(places().await, ["b", "a"]);
     // b goes away for good, c comes back, d is new and quicker than all.
     {
-        let mut nodes = source.nodes.lock().unwrap();
+        let mut nodes = source.nodes.lock();
         nodes.remove(1);
         nodes[1].live = true;
         nodes.push(node("d", (20.0, 20.0), (0, 0)));
@@ -108,11 +108,7 @@ async fn nodes_come_go_and_change_from_look_to_look() {
     assert_eq!(nodes[0]["node"], "a");
     assert_eq!(asked.get("/v1/nodes?name=b").await.0, StatusCode::NOT_FOUND);
     // It comes back under its old number.
-    source
-        .nodes
-        .lock()
-        .unwrap()
-        .push(node("b", (30.0, 30.0), (0, 0)));
+    source.nodes.lock().push(node("b", (30.0, 30.0), (0, 0)));
     until("its return", async || {
         places().await == ["b", "d", "c", "a"]
     })
@@ -128,7 +124,6 @@ async fn an_event_is_followed_by_a_new_list() {
     source
         .checkpoints
         .lock()
-        .unwrap()
         .push(checkpoint("new", 1, 1, &["a"]));
     let event = ApiEvent::Checkpoint {
         checkpoint: "new@1".into(),
@@ -149,7 +144,7 @@ async fn nobody_is_told_to_start_anew_what_was_sealed_before_the_question() {
     until("the first look", async || is_ready(&asked).await).await;
     // Of another node, say: nothing is heard of it, and the next list would come in an hour.
     let sealed = checkpoint("new", 1, 1, &["a"]);
-    source.checkpoints.lock().unwrap().push(sealed);
+    source.checkpoints.lock().push(sealed);
     let resume = json!({"checkpoints": ["sort", "new", "new@2", "none"]});
     let answer = asked.ok("/v1/resume", &resume).await;
     let answers = &answer["answers"];
@@ -162,7 +157,7 @@ async fn nobody_is_told_to_start_anew_what_was_sealed_before_the_question() {
         (&json!(true), &json!(true))
     );
     let sealed = checkpoint("newer", 1, 1, &["a"]);
-    source.checkpoints.lock().unwrap().push(sealed);
+    source.checkpoints.lock().push(sealed);
     let (status, _) = asked.get("/v1/jobs?job=newer").await;
     assert_eq!(status, StatusCode::OK);
     // While nothing can be listed there is no saying that there is none.
@@ -333,7 +328,7 @@ async fn events_are_passed_on_and_changes_of_nodes_are_events() {
     assert_eq!(next_event(&mut body).await.1["job"], "team/k-means");
     // The others' jobs are not told.
     assert_eq!(next_event(&mut of_team).await.1["job"], "team/k-means");
-    source.nodes.lock().unwrap()[2].live = true;
+    source.nodes.lock()[2].live = true;
     let (name, data) = next_event(&mut body).await;
     assert_eq!(
         (name.as_str(), data),

@@ -1,8 +1,9 @@
 //! Operations of an operator: draining, removing and readmitting nodes, and rebuilding the registry in other data of
 //! etcd.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_cluster::rebuild::{self, Copy, NodeInventory};
@@ -34,7 +35,7 @@ impl Inventories for Written {
     }
 
     fn verify(&self, _: &str, asked: to_peer::Verify) -> Result<Verified, StoreError> {
-        let unread = self.1.lock().unwrap();
+        let unread = self.1.lock();
         let whole = asked.checkpoints.into_iter();
         Ok(Verified {
             whole: whole.filter(|id| !unread.contains(id)).collect(),
@@ -189,7 +190,7 @@ fn the_last_good_copy_does_not_go_with_its_node() {
         list.nodes.iter().filter(|node| node.live).count() == 2
     });
     // One does not know of itself that it is damaged before it was read: nobody relies on it.
-    unread.lock().unwrap().push("x".to_owned());
+    unread.lock().push("x".to_owned());
     let drained = set(&operator, "n2", "drained", false).unwrap();
     assert_eq!((drained.needed, drained.unverified), (Some(0), Some(1)));
     let refused = set(&operator, "n2", "removed", false).unwrap_err();
@@ -199,7 +200,7 @@ fn the_last_good_copy_does_not_go_with_its_node() {
     registry.set_damaged(&x.checkpoint, "n1", true).unwrap();
     registry.set_damaged(&x.checkpoint, "n9", true).unwrap();
     assert_eq!(registry.find("j", 1).unwrap().unwrap().damaged, ["n1"]);
-    unread.lock().unwrap().clear();
+    unread.lock().clear();
     let list = look(&operator, "").unwrap();
     let counted = (list.under_replicated, list.stranded, list.damaged);
     assert_eq!(counted, (Some(1), Some(0), Some(1)));

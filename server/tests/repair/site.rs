@@ -2,11 +2,12 @@
 
 mod serving;
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_cluster::repair::{Puller, RepairLimits, Throttle};
@@ -101,18 +102,15 @@ impl Site {
         );
         let endpoint = Arc::new(endpoint.unwrap());
         let address = endpoint.local_address().unwrap();
-        self.addresses
-            .lock()
-            .unwrap()
-            .insert(name.to_owned(), address);
-        *serving.endpoint.lock().unwrap() = Some(endpoint);
+        self.addresses.lock().insert(name.to_owned(), address);
+        *serving.endpoint.lock() = Some(endpoint);
         let addresses = Arc::clone(&self.addresses);
         let network = Network::new(
             self.runtime.handle().clone(),
             (Ipv4Addr::LOCALHOST, 0).into(),
             identity,
             "",
-            Arc::new(move |node: &str| addresses.lock().unwrap().get(node).copied()),
+            Arc::new(move |node: &str| addresses.lock().get(node).copied()),
             options,
         );
         let throttle = Throttle::of(&store, RepairLimits::default());

@@ -1,8 +1,9 @@
 //! The sweep: actions of a node on the difference between the copies that it holds and those that are listed.
 
+use parking_lot::Mutex;
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use permafrost_cluster::repair::{Standing, Sweep, SweepTiming, Swept};
@@ -51,7 +52,7 @@ impl List {
     }
 
     fn holders(&self, number: u64) -> Vec<String> {
-        let entries = self.entries.lock().unwrap();
+        let entries = self.entries.lock();
         let mut entries = entries.iter();
         let entry = entries.find(|entry| entry.checkpoint.id == id(number));
         entry.unwrap().nodes.clone()
@@ -60,12 +61,12 @@ impl List {
     /// Removes an entry and marks it withdrawn, like `permafrost rm`.
     fn remove(&self, number: u64) {
         self.lose(number);
-        self.withdrawn.lock().unwrap().insert(id(number));
+        self.withdrawn.lock().insert(id(number));
     }
 
     /// Removes an entry without a trace, like the restore of an older backup of etcd's data.
     fn lose(&self, number: u64) {
-        let mut entries = self.entries.lock().unwrap();
+        let mut entries = self.entries.lock();
         entries.retain(|entry| entry.checkpoint.id != id(number));
     }
 }
@@ -88,7 +89,7 @@ impl Registry for List {
     }
 
     fn is_withdrawn(&self, checkpoint: &Checkpoint) -> Result<bool, StoreError> {
-        Ok(self.withdrawn.lock().unwrap().contains(&checkpoint.id))
+        Ok(self.withdrawn.lock().contains(&checkpoint.id))
     }
 
     fn set_pinned(&self, _: &Checkpoint, _: bool) -> Result<(), StoreError> {
@@ -105,26 +106,26 @@ impl Registry for List {
                 reason: "no registry".to_owned(),
             });
         }
-        Ok(self.entries.lock().unwrap().clone())
+        Ok(self.entries.lock().clone())
     }
 
     fn set_holder(&self, of: &Checkpoint, node: &str, holds: bool) -> Result<(), StoreError> {
         {
-            let mut entries = self.entries.lock().unwrap();
+            let mut entries = self.entries.lock();
             let mut entries = entries.iter_mut();
             let Some(entry) = entries.find(|entry| entry.checkpoint.id == of.id) else {
                 return Err(StoreError::NotFound(MissingObject::Listed(of.id.clone())));
             };
             entry.set_holder(node, holds);
         }
-        if let Some(hook) = self.after_claim.lock().unwrap().take() {
+        if let Some(hook) = self.after_claim.lock().take() {
             hook();
         }
         Ok(())
     }
 
     fn set_damaged(&self, of: &Checkpoint, node: &str, damaged: bool) -> Result<(), StoreError> {
-        for entry in &mut *self.entries.lock().unwrap() {
+        for entry in &mut *self.entries.lock() {
             if entry.checkpoint.id == of.id {
                 entry.set_damaged(node, damaged);
             }
@@ -222,7 +223,7 @@ fn a_copy_that_is_dropped_while_it_is_claimed_is_not_listed() {
     let (mut sweep, _) = sweep(&a, &list);
     sweep.once().unwrap();
     let store = Arc::clone(&a.store);
-    *list.after_claim.lock().unwrap() = Some(Box::new(move || {
+    *list.after_claim.lock() = Some(Box::new(move || {
         assert!(store.roll_back(&id(1), true).unwrap());
     }));
     assert_eq!(sweep.once().unwrap(), Swept::default());
@@ -297,7 +298,7 @@ fn a_damaged_copy_that_was_taken_off_the_list_goes_when_the_others_are_enough() 
         assert_eq!(sweep.once().unwrap(), Swept::default());
     }
     // Two are wanted.
-    list.entries.lock().unwrap()[0].set_holder("c", true);
+    list.entries.lock()[0].set_holder("c", true);
     assert_eq!(sweep.once().unwrap().dropped, [id(1)]);
     assert!(!a.store.holds(&id(1)));
 }
@@ -309,7 +310,7 @@ fn damage_is_listed_and_remembered_over_a_restart() {
     let digest = a.make(1, "job", 1, &pages(1, 10));
     let list = List::of(&[(1, "job", 1, &digest, &["a", "b"])]);
     let (mut sweep, _) = sweep(&a, &list);
-    let damaged = || list.entries.lock().unwrap()[0].damaged.clone();
+    let damaged = || list.entries.lock()[0].damaged.clone();
     a.store.set_aside(&id(1), "a page");
     assert_eq!(sweep.once().unwrap().damaged, [id(1)]);
     assert_eq!(damaged(), ["a"]);

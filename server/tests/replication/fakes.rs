@@ -4,9 +4,10 @@ mod content;
 mod registry;
 mod wire;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_pmem::{FormatOptions, Region, create_medium_in_memory};
@@ -69,7 +70,7 @@ pub(crate) struct Shared(Arc<Mutex<Faults>>);
 
 impl Shared {
     pub(crate) fn faults(&self) -> MutexGuard<'_, Faults> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn pass(&self, step: Step) {
@@ -166,7 +167,7 @@ impl World {
     /// Replaces a replica by a node with an empty store.
     pub(crate) fn replace(&mut self, n: usize) {
         self.replicas[n] = Arc::new(Node::new());
-        self.wire.replicas.lock().unwrap()[n] = Arc::clone(&self.replicas[n]);
+        self.wire.replicas.lock()[n] = Arc::clone(&self.replicas[n]);
     }
 
     pub(crate) fn nodes(&self) -> impl Iterator<Item = &Node> {
@@ -175,7 +176,7 @@ impl World {
 
     /// Returns what went over the wire since the last call.
     pub(crate) fn seen(&self) -> Seen {
-        std::mem::take(&mut self.wire.seen.lock().unwrap())
+        std::mem::take(&mut self.wire.seen.lock())
     }
 }
 

@@ -1,8 +1,9 @@
 //! Probes of an idle node: their measurements, the conditions under which they pause, and that they leave nothing
 //! behind.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use permafrost_criu::frontend::PageSink;
@@ -106,7 +107,7 @@ impl Links for Two {
 
     fn probe(&self, peer: &str) -> Result<Duration, String> {
         self.asked.fetch_add(1, Ordering::Relaxed);
-        self.log.lock().unwrap().push(peer.to_owned());
+        self.log.lock().push(peer.to_owned());
         match peer {
             "near" => Ok(Duration::from_millis(80)),
             _ => Err("it does not answer".to_owned()),
@@ -125,7 +126,7 @@ fn links_are_probed_each_in_its_turn_and_one_that_fails_is_no_figure() {
         prober.turn();
         std::thread::sleep(Duration::from_millis(2));
     }
-    let log = links.log.lock().unwrap().clone();
+    let log = links.log.lock().clone();
     for peer in ["near", "gone"] {
         assert!(
             log.iter().filter(|asked| *asked == peer).count() > 1,

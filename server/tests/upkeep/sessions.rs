@@ -1,7 +1,8 @@
 //! Operations that wait for each other when a session ends.
 
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use permafrost_criu::frontend::PageSink;
@@ -20,7 +21,7 @@ fn a_registry_that_hangs_holds_up_nobody_who_looks_at_sessions() {
         let site = Site::clustered_with(Some(Arc::new(move || {
             if first.swap(false, Ordering::Relaxed) {
                 entered.send(()).unwrap();
-                let _ = goes_on.lock().unwrap().recv_timeout(LIMIT);
+                let _ = goes_on.lock().recv_timeout(LIMIT);
             }
         })));
         let (session, mut sink) = site.begin("job", 0..4);

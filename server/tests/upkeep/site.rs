@@ -1,11 +1,12 @@
 //! A store over a file, so that bytes can be flipped beneath it, and a registry that lists another node's copies.
 
+use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_criu::frontend::PageSink;
@@ -309,7 +310,7 @@ impl Registry for Twofold {
     fn publish(&self, entry: &Registered, _: Option<&str>) -> Result<(), StoreError> {
         let mut entry = entry.clone();
         entry.nodes.push("other".to_owned());
-        self.0.lock().unwrap().push(entry);
+        self.0.lock().push(entry);
         Ok(())
     }
 
@@ -332,7 +333,7 @@ impl Registry for Twofold {
     }
 
     fn list(&self, job: &str) -> Result<Vec<Registered>, StoreError> {
-        let mut entries = self.0.lock().unwrap().clone();
+        let mut entries = self.0.lock().clone();
         entries.retain(|entry| job.is_empty() || entry.checkpoint.job == job);
         Ok(entries)
     }
@@ -342,7 +343,7 @@ impl Registry for Twofold {
     }
 
     fn set_damaged(&self, of: &Checkpoint, node: &str, damaged: bool) -> Result<(), StoreError> {
-        for entry in &mut *self.0.lock().unwrap() {
+        for entry in &mut *self.0.lock() {
             if entry.checkpoint.id == of.id {
                 entry.set_damaged(node, damaged);
             }

@@ -1,11 +1,11 @@
 //! A tap between `permafrost` and a daemon: forwards the control socket and the page socket, and holds a dump at a phase.
 
+use parking_lot::Mutex;
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -56,7 +56,7 @@ impl Hold {
     /// Holds the dump here, if this is the configured phase.
     fn reached(&self, phase: Phase, peer: u32) {
         if phase == self.at && self.held.send(peer).is_ok() {
-            let _ = self.go_on.lock().unwrap().recv();
+            let _ = self.go_on.lock().recv();
         }
     }
 }

@@ -6,8 +6,8 @@
 //! own time: the wait in the queue, CRIU's start, the freeze, the seal. The first dumps of a node that has measured nothing
 //! teach it, and are left out.
 
+use parking_lot::Mutex;
 use std::path::Path;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -102,7 +102,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             scope.spawn(move || bench.work(worker, random, (least, largest)));
         }
     });
-    let results = bench.results.into_inner().unwrap_or_default();
+    let results = bench.results.into_inner();
     daemon.stop()?;
     if let Some(error) = results.failed {
         return Err(error);
@@ -245,10 +245,8 @@ impl Bench<'_> {
             .context("read the answer")
     }
 
-    fn results(&self) -> std::sync::MutexGuard<'_, Results> {
-        self.results
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn results(&self) -> parking_lot::MutexGuard<'_, Results> {
+        self.results.lock()
     }
 }
 

@@ -10,7 +10,8 @@
 //! Each has a counter of its own. A connection that is refused by user or by address costs no thread and is
 //! counted nowhere.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -75,7 +76,7 @@ impl Places {
 
     /// Logs that a connection was refused.
     pub(super) fn refused(&self, reason: &str) {
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refusals = self.refusals.lock();
         refusals.since += 1;
         if refusals.logged.is_none_or(|at| at.elapsed() >= LOG_PERIOD) {
             tracing::warn!(

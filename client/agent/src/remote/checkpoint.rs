@@ -4,7 +4,8 @@
 //! pages are compared with the manifest's digest before the last of them is passed on: damaged data lacks its
 //! end.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use permafrost_criu::directory::PageRun;
 use permafrost_protocol::control;
@@ -153,14 +154,11 @@ impl RemoteCheckpoint {
     }
 
     pub(super) fn order(&self) -> Vec<String> {
-        self.order
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.order.lock().clone()
     }
 
     pub(super) fn ask_last(&self, holder: &str) {
-        let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut order = self.order.lock();
         // Stable, so that the others stay in order.
         order.sort_by_key(|name| name == holder);
     }

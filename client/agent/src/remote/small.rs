@@ -4,9 +4,9 @@
 //! conversation, and those that were not requested yet are kept until they are. Long images are passed on as
 //! they come.
 
+use parking_lot::MutexGuard;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{MutexGuard, PoisonError};
 
 use permafrost_protocol::manifest::Image;
 use permafrost_protocol::wire::frame::Kind;
@@ -106,9 +106,7 @@ impl RemoteCheckpoint {
     }
 
     fn prefetched(&self) -> MutexGuard<'_, Prefetched> {
-        self.prefetched
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.prefetched.lock()
     }
 
     /// Chooses the images to fetch together with the one at `place`: those behind it that are short and not

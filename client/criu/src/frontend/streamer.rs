@@ -4,11 +4,12 @@
 //! CRIU reads the pages of each process from a pipe of its own, in order, and several processes at once: each
 //! file is written by a thread of its own, which lives until CRIU has read it or has closed its end.
 
+use parking_lot::Mutex;
 use std::io::{self, ErrorKind, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use permafrost_protocol::images::ImageName;
@@ -191,16 +192,13 @@ pub fn stream<S: ImageSource>(
             let (served, failure) = (Arc::clone(served), &failure);
             scope.spawn(move || {
                 if let Err(error) = give(source, &image, pipe, served) {
-                    failure
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .get_or_insert(error);
+                    failure.lock().get_or_insert(error);
                 }
             });
         }
         Ok(())
     });
-    if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    if let Some(error) = failure.into_inner() {
         return Err(error);
     }
     requests.map(|()| Streamed {

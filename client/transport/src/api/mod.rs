@@ -8,8 +8,8 @@ mod target;
 #[cfg(test)]
 mod tests;
 
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -233,9 +233,9 @@ impl ApiClient {
         Ok((status, body.to_bytes()))
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, Option<SendRequest<Full<Bytes>>>> {
+    fn kept(&self) -> parking_lot::MutexGuard<'_, Option<SendRequest<Full<Bytes>>>> {
         // A connection or none: nothing that could be half done.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock()
     }
 }
 

@@ -2,7 +2,8 @@
 
 mod driver;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -64,7 +65,7 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Waits until `ready` returns a value, the dump fails, or the deadline passes.
@@ -89,11 +90,7 @@ impl Shared {
             if left.is_zero() {
                 return Err(PeerError::deadline(&self.node, doing));
             }
-            state = self
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.changed.wait_for(&mut state, left);
         }
     }
 }

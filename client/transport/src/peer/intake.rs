@@ -1,7 +1,8 @@
 //! The receiving side of a dump: one session, over all of its conversations.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
@@ -74,7 +75,7 @@ pub(crate) struct Session {
 
 impl Session {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Applies a call of the handler, and wakes the conversations.
@@ -118,7 +119,7 @@ pub(crate) struct Answers(Arc<Session>);
 
 impl Sessions {
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Session>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns a session that the same peer has begun.
@@ -401,10 +402,7 @@ impl Intake {
                 state.server.cancel();
                 return Err(PeerError::deadline(&session.peer, awaited));
             }
-            (state, _) = session
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner);
+            session.changed.wait_for(&mut state, left);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_identity::{Peer, ReloadingIdentity, Role, Tenure, server_name};
@@ -71,7 +71,7 @@ struct Inner {
     options: PeerOptions,
     identity: Arc<ReloadingIdentity>,
     addresses: Arc<dyn Addresses>,
-    ways: std::sync::Mutex<HashMap<String, Arc<tokio::sync::Mutex<Way>>>>,
+    ways: parking_lot::Mutex<HashMap<String, Arc<tokio::sync::Mutex<Way>>>>,
 }
 
 /// Connections to the other nodes. Cheap to clone; the last clone closes all connections.
@@ -104,7 +104,7 @@ impl Network {
             options,
             identity,
             addresses,
-            ways: std::sync::Mutex::default(),
+            ways: parking_lot::Mutex::default(),
         })))
     }
 
@@ -191,8 +191,8 @@ impl Network {
         stream::hello(self.0.identity.current().name(), &self.0.region)
     }
 
-    fn ways(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<tokio::sync::Mutex<Way>>>> {
-        self.0.ways.lock().unwrap_or_else(PoisonError::into_inner)
+    fn ways(&self) -> parking_lot::MutexGuard<'_, HashMap<String, Arc<tokio::sync::Mutex<Way>>>> {
+        self.0.ways.lock()
     }
 
     /// Returns the connection to `node`; a lost connection is made anew, by `deadline`.

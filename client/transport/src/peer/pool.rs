@@ -3,7 +3,8 @@
 //! A fresh buffer of 256 KiB costs more than the copy into it: its page faults, and the cache lines that it
 //! displaces. The buffer that was returned last is taken first, because it is the likeliest to be in a cache.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use permafrost_protocol::wire::frame::MAX_PAYLOAD_BYTES;
@@ -37,7 +38,7 @@ impl Pool {
             fill(&mut bytes);
             return bytes.into();
         }
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let kept = self.0.lock().pop();
         let mut lent = Lent {
             bytes: kept.unwrap_or_else(|| Vec::with_capacity(BUFFER_BYTES)),
             pool: Arc::downgrade(&self.0),
@@ -60,7 +61,7 @@ impl Drop for Lent {
         };
         let mut bytes = std::mem::take(&mut self.bytes);
         bytes.clear();
-        let mut kept = pool.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = pool.lock();
         if kept.len() < MAX_KEPT {
             kept.push(bytes);
         }
@@ -99,9 +100,9 @@ mod tests {
             .map(|_| copied(&pool, &[7; BUFFER_BYTES]))
             .collect();
         drop(payloads);
-        assert_eq!(pool.0.lock().unwrap().len(), MAX_KEPT);
+        assert_eq!(pool.0.lock().len(), MAX_KEPT);
         drop(copied(&pool, &[7; 4096]));
-        assert_eq!(pool.0.lock().unwrap().len(), MAX_KEPT);
+        assert_eq!(pool.0.lock().len(), MAX_KEPT);
         let outlives = copied(&pool, &[9; BUFFER_BYTES]);
         drop(pool);
         assert_eq!(outlives.as_ref(), [9; BUFFER_BYTES]);

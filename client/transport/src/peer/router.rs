@@ -1,7 +1,8 @@
 //! Assignment of bulk streams to conversations.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use quinn::{Connection, RecvStream, VarInt};
@@ -39,8 +40,8 @@ impl Router {
         router
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Places> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Places> {
+        self.0.lock()
     }
 
     async fn place(self, mut stream: RecvStream, timeout: Duration) {

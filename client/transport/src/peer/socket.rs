@@ -117,7 +117,7 @@ impl AsyncUdpSocket for Batched {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -133,7 +133,7 @@ mod tests {
         fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
             assert!(transmit.contents.len() <= MAX_BATCH_BYTES, "EMSGSIZE");
             let sent = (transmit.contents.len(), transmit.segment_size);
-            self.0.lock().unwrap().push(sent);
+            self.0.lock().push(sent);
             Ok(())
         }
 
@@ -183,7 +183,7 @@ mod tests {
             .unwrap();
         assert_eq!(socket.max_transmit_segments(), 7);
         assert_eq!(socket.max_receive_segments(), 8);
-        let sent = kernel.0.lock().unwrap().clone();
+        let sent = kernel.0.lock().clone();
         let parts = [
             (14_520, Some(1452)),
             (7 * 8972, Some(8972)),

@@ -23,7 +23,7 @@ fn a_fetch_brings_what_is_stored_and_may_be_left_half_way() {
         .into_iter()
         .filter(|event| !matches!(event, Event::Close | Event::Image(..)))
         .collect();
-    site.recorder.stored.lock().unwrap().clone_from(&stored);
+    site.recorder.stored.lock().clone_from(&stored);
     let network = site.network();
 
     let reader = FetchReader::open(&network, "there", request(), deadline()).unwrap();
@@ -57,8 +57,7 @@ fn a_refused_or_broken_fetch_says_why() {
     assert!(matches!(refused, Err(PeerError::Refused { .. })));
 
     // The stored one ends with what makes the handler give up.
-    *site.recorder.stored.lock().unwrap() =
-        vec![Event::Space(1, 1, 1), Event::Zero(1, 0, 1), Event::Close];
+    *site.recorder.stored.lock() = vec![Event::Space(1, 1, 1), Event::Zero(1, 0, 1), Event::Close];
     let reader = FetchReader::open(&network, "there", request(), deadline()).unwrap();
     let last = reader.last().unwrap();
     assert!(

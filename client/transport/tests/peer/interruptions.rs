@@ -24,7 +24,7 @@ fn quick() -> PeerOptions {
 fn a_dump_goes_on_after_its_connection_was_closed() {
     let site = Arc::new(Site::new(PeerOptions::default()));
     let at = Arc::downgrade(&site);
-    *site.recorder.before_frame.lock().unwrap() = Some(Box::new(move |number| {
+    *site.recorder.before_frame.lock() = Some(Box::new(move |number| {
         if (number == 40 || number == 90)
             && let Some(site) = at.upgrade()
         {
@@ -46,7 +46,7 @@ fn a_dump_goes_on_after_its_connection_was_closed() {
 fn a_commit_whose_answer_was_lost_is_answered_on_the_next_connection() {
     let site = Arc::new(Site::new(PeerOptions::default()));
     let at = Arc::downgrade(&site);
-    *site.recorder.before_committed.lock().unwrap() = Some(Box::new(move |_| {
+    *site.recorder.before_committed.lock() = Some(Box::new(move |_| {
         if let Some(site) = at.upgrade() {
             site.endpoint.disconnect();
         }
@@ -154,7 +154,7 @@ impl Proxy {
             let timeout = Some(Duration::from_millis(100));
             socket.set_read_timeout(timeout).unwrap();
         }
-        let client = Arc::new(std::sync::Mutex::new(None));
+        let client = Arc::new(parking_lot::Mutex::new(None));
         for to_server in [true, false] {
             let (front, back) = (front.try_clone().unwrap(), back.try_clone().unwrap());
             let (dropping, dropped) = (Arc::clone(&proxy.dropping), Arc::clone(&proxy.dropped));
@@ -164,7 +164,7 @@ impl Proxy {
                 while !over.load(Ordering::SeqCst) {
                     let received = if to_server {
                         front.recv_from(&mut datagram).map(|(length, from)| {
-                            *client.lock().unwrap() = Some(from);
+                            *client.lock() = Some(from);
                             length
                         })
                     } else {
@@ -178,7 +178,7 @@ impl Proxy {
                     let _ = if to_server {
                         back.send(&datagram[..length])
                     } else {
-                        let client = client.lock().unwrap();
+                        let client = client.lock();
                         client.map_or(Ok(0), |client| front.send_to(&datagram[..length], client))
                     };
                 }

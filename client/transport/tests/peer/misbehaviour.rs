@@ -312,6 +312,6 @@ fn a_sender_that_falls_silent_loses_its_dump_and_its_place() {
     // A dump that is not begun, or not sealed yet, may wait longer.
     let _dump = DumpSender::open(&network, "there", dump_request(9), deadline()).unwrap();
     std::thread::sleep(Duration::from_millis(800));
-    let taken = site.recorder.dumps.lock().unwrap()[&vec![9; 16]].clone();
+    let taken = site.recorder.dumps.lock()[&vec![9; 16]].clone();
     assert!(taken.end.is_none(), "{:?}", taken.end);
 }

@@ -1,6 +1,7 @@
 //! Round trips: the receiver gets exactly what was sent, at its own pace.
 
-use std::sync::{Arc, Condvar, Mutex};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_transport::peer::{Compression, DumpSender, PeerError, PeerOptions};
@@ -91,14 +92,9 @@ fn a_slow_receiver_slows_the_sender_instead_of_filling_its_memory() {
     });
     let gate = Arc::new((Mutex::new(false), Condvar::new()));
     let at_gate = Arc::clone(&gate);
-    *site.recorder.before_frame.lock().unwrap() = Some(Box::new(move |_| {
+    *site.recorder.before_frame.lock() = Some(Box::new(move |_| {
         let (open, opened) = &*at_gate;
-        let open = open.lock().unwrap();
-        drop(
-            opened
-                .wait_timeout_while(open, LONG, |open| !*open)
-                .unwrap(),
-        );
+        opened.wait_while_for(&mut open.lock(), |open| !*open, LONG);
     }));
     let network = site.network();
     let mut random = Random(77);
@@ -111,19 +107,19 @@ fn a_slow_receiver_slows_the_sender_instead_of_filling_its_memory() {
     std::thread::scope(|scope| {
         let pushing = scope.spawn(|| {
             for event in &events {
-                send(&mut dump.lock().unwrap(), std::slice::from_ref(event)).unwrap();
+                send(&mut dump.lock(), std::slice::from_ref(event)).unwrap();
             }
         });
         // The sender stops by itself, with 50 MiB still to go.
         std::thread::sleep(Duration::from_millis(1500));
         assert!(!pushing.is_finished());
-        assert!(dump.try_lock().is_err(), "the sender waits for room");
+        assert!(dump.try_lock().is_none(), "the sender waits for room");
         let (open, opened) = &*gate;
-        *open.lock().unwrap() = true;
+        *open.lock() = true;
         opened.notify_all();
         pushing.join().unwrap();
     });
-    let mut dump = Arc::into_inner(dump).unwrap().into_inner().unwrap();
+    let mut dump = Arc::into_inner(dump).unwrap().into_inner();
     finish(&mut dump);
     assert!(site.recorder.wait(&[5; 16]).events == events);
     let progress = dump.progress();

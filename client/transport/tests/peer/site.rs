@@ -1,10 +1,11 @@
 //! Two nodes with certificates of one authority, a handler that records what it receives, and dumps to send.
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use permafrost_identity::{Authority, CertificateOrder, Peer, ReloadingIdentity, Role};
@@ -68,7 +69,7 @@ impl Recorder {
     /// Returns the dump of this session, once its handler has returned.
     pub(crate) fn wait(&self, session: &[u8]) -> Taken {
         let until = deadline();
-        let mut dumps = self.dumps.lock().unwrap();
+        let mut dumps = self.dumps.lock();
         loop {
             if let Some(taken) = dumps.get(session)
                 && taken.end.is_some()
@@ -77,7 +78,7 @@ impl Recorder {
             }
             let left = until.saturating_duration_since(Instant::now());
             assert!(!left.is_zero(), "the handler did not return");
-            dumps = self.ended.wait_timeout(dumps, left).unwrap().0;
+            self.ended.wait_for(&mut dumps, left);
         }
     }
 
@@ -88,7 +89,7 @@ impl Recorder {
         replies: &mut dyn Replies,
     ) -> Result<(), PeerError> {
         let note = |event| {
-            let mut dumps = self.dumps.lock().unwrap();
+            let mut dumps = self.dumps.lock();
             dumps
                 .entry(session.to_vec())
                 .or_default()
@@ -99,7 +100,7 @@ impl Recorder {
         let content_digest = vec![7; 32];
         loop {
             let number = self.frames.fetch_add(1, Ordering::SeqCst);
-            if let Some(hook) = &*self.before_frame.lock().unwrap() {
+            if let Some(hook) = &*self.before_frame.lock() {
                 hook(number);
             }
             let frame = frames.next()?;
@@ -122,7 +123,7 @@ impl Recorder {
                     note(Event::Image(name, Vec::new()));
                 }
                 Kind::ImageData => {
-                    let mut dumps = self.dumps.lock().unwrap();
+                    let mut dumps = self.dumps.lock();
                     match dumps.get_mut(session).unwrap().events.last_mut() {
                         Some(Event::Image(_, bytes)) => bytes.extend_from_slice(&payload),
                         other => panic!("image data after {other:?}"),
@@ -136,10 +137,10 @@ impl Recorder {
             nodes: nodes.clone(),
         });
         let commit = frames.commit()?;
-        let mut dumps = self.dumps.lock().unwrap();
+        let mut dumps = self.dumps.lock();
         dumps.entry(session.to_vec()).or_default().commit = Some(commit);
         drop(dumps);
-        if let Some(hook) = &*self.before_committed.lock().unwrap() {
+        if let Some(hook) = &*self.before_committed.lock() {
             hook(0);
         }
         replies.committed(Committed {
@@ -170,7 +171,6 @@ impl Handler for Recorder {
         }
         self.dumps
             .lock()
-            .unwrap()
             .insert(request.session.clone(), Taken::default());
         replies.opened(!request.parent.is_empty());
         if request.job == "full" {
@@ -178,7 +178,7 @@ impl Handler for Recorder {
             return Err(refusal("the region is full"));
         }
         let taken = self.take(&request.session, frames, replies);
-        let mut dumps = self.dumps.lock().unwrap();
+        let mut dumps = self.dumps.lock();
         let end = taken.map_err(|error| error.to_string());
         dumps.entry(request.session).or_default().end = Some(end.clone());
         self.ended.notify_all();
@@ -198,7 +198,7 @@ impl Handler for Recorder {
         frames
             .opened(Manifest::default(), vec![9; 32])
             .map_err(failed)?;
-        for event in &*self.stored.lock().unwrap() {
+        for event in &*self.stored.lock() {
             match event {
                 Event::Space(kind, id, pages_id) => {
                     frames.push(Kind::Space, *kind, *pages_id, *id, &[])

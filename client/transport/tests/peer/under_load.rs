@@ -38,13 +38,13 @@ impl Relay {
         front.set_read_timeout(tick).unwrap();
         back.set_read_timeout(tick).unwrap();
         let (to_node, watched) = (back.try_clone().unwrap(), Arc::clone(&seen));
-        let client = Arc::new(std::sync::Mutex::new(None));
+        let client = Arc::new(parking_lot::Mutex::new(None));
         let (from, to_client) = (Arc::clone(&client), front.try_clone().unwrap());
         std::thread::spawn(move || {
             let mut buffer = vec![0; 65_536];
             while !watched.over.load(Ordering::SeqCst) {
                 if let Ok((bytes, sender)) = front.recv_from(&mut buffer) {
-                    *from.lock().unwrap() = Some(sender);
+                    *from.lock() = Some(sender);
                     let _ = to_node.send(&buffer[..bytes]);
                 }
             }
@@ -61,7 +61,7 @@ impl Relay {
                 watched
                     .retries
                     .fetch_add(is_retry(datagram).into(), Ordering::SeqCst);
-                if let (false, Some(client)) = (deaf, *client.lock().unwrap()) {
+                if let (false, Some(client)) = (deaf, *client.lock()) {
                     let _ = to_client.send_to(datagram, client);
                 }
             }

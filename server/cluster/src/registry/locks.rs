@@ -1,7 +1,8 @@
 //! Locks of jobs: keys bound to the lease of the node that dumps.
 
+use parking_lot::MutexGuard;
 use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp};
@@ -25,7 +26,7 @@ pub(super) struct Locks {
 
 impl Inner {
     pub(super) fn locks(&self) -> MutexGuard<'_, Locks> {
-        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.locks.lock()
     }
 
     pub(super) async fn lock_job(&self, job: &str) -> Result<Holder, StoreError> {

@@ -4,8 +4,9 @@
 //! in parallel and each on one step. A leader that loses its lease stops before its next step; the step that a
 //! node was given goes on there, and the next leader finds it.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_store::Registry;
@@ -214,7 +215,8 @@ impl Queues {
             let Some(job) = state.waiting.get_mut(node).and_then(VecDeque::pop_front) else {
                 state.waiting.remove(node);
                 drop(state);
-                return self.changed.notify_all();
+                self.changed.notify_all();
+                return;
             };
             drop(state);
             let end = steps.take(&job);
@@ -253,14 +255,11 @@ impl Queues {
         let mut state = self.lock();
         state.stopped = true;
         let working = |state: &mut State| !state.waiting.is_empty();
-        let _ended = self
-            .changed
-            .wait_timeout_while(state, LAST_STEPS, working)
-            .unwrap_or_else(PoisonError::into_inner);
+        self.changed.wait_while_for(&mut state, working, LAST_STEPS);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -3,8 +3,9 @@
 mod intake;
 mod pages;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_protocol::control;
@@ -267,11 +268,9 @@ struct Turn<'a> {
 impl UnderWay {
     fn begin(&self, id: &str) -> Result<Turn<'_>, StoreError> {
         let taken = |ids: &mut HashSet<String>| ids.contains(id);
-        let (mut ids, waited) = self
-            .ended
-            .wait_timeout_while(self.ids(), PATIENCE, taken)
-            .unwrap_or_else(PoisonError::into_inner);
-        if waited.timed_out() {
+        let mut ids = self.ids();
+        self.ended.wait_while_for(&mut ids, taken, PATIENCE);
+        if ids.contains(id) {
             return Err(CopyingError::PullUnderWay { id: id.to_owned() }.into());
         }
         ids.insert(id.to_owned());
@@ -282,7 +281,7 @@ impl UnderWay {
     }
 
     fn ids(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ids.lock()
     }
 }
 

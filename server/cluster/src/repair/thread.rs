@@ -1,6 +1,7 @@
 //! A thread that works periodically, until it is stopped.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -10,18 +11,17 @@ pub(super) struct Stop(Arc<(Mutex<bool>, Condvar)>);
 
 impl Stop {
     pub(super) fn now(&self) {
-        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.0.0.lock() = true;
         self.0.1.notify_all();
     }
 
     /// Waits for `time`. Returns true if it is time to stop.
     pub(super) fn after(&self, time: Duration) -> bool {
-        let stopped = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self
-            .0
+        let mut stopped = self.0.0.lock();
+        self.0
             .1
-            .wait_timeout_while(stopped, time, |stopped| !*stopped);
-        *waited.unwrap_or_else(PoisonError::into_inner).0
+            .wait_while_for(&mut stopped, |stopped| !*stopped, time);
+        *stopped
     }
 }
 

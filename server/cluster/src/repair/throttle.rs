@@ -6,8 +6,9 @@
 //! medium have that share of the load at both ends, whichever of them is the bottleneck. The time that this
 //! node's own threads work is bounded by the same share on top of it, for work that moves few bytes.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use permafrost_protocol::manifest::Manifest;
@@ -246,8 +247,8 @@ impl Throttle {
         }
     }
 
-    fn pace(&self) -> std::sync::MutexGuard<'_, RepairThrottle> {
-        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pace(&self) -> parking_lot::MutexGuard<'_, RepairThrottle> {
+        self.pace.lock()
     }
 }
 

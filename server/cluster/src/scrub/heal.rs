@@ -1,7 +1,5 @@
 //! Handles the result of a check: a damaged checkpoint is quarantined, reported and healed.
 
-use std::sync::PoisonError;
-
 use permafrost_protocol::control;
 use permafrost_store::{Checked, HeldCheckpoint, PagesRead};
 
@@ -107,7 +105,7 @@ impl Scrubber {
             .mend
             .get()
             .ok_or("this node fetches nothing from others")?;
-        let _one = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.mending.lock();
         // A request and the background thread may have found the same damage.
         let now = self.store.held_copy(&held.id);
         if now.is_some_and(|now| !now.copy.ptr_eq(&held.copy)) && self.is_whole(held, None).is_ok()

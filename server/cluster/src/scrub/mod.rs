@@ -38,11 +38,12 @@ mod mend;
 mod pace;
 mod schedule;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -273,13 +274,9 @@ impl Scrubber {
         if time.is_zero() {
             return;
         }
-        let state = self.state();
+        let mut state = self.state();
         if !self.is_stopped() {
-            drop(
-                self.woken
-                    .wait_timeout(state, time)
-                    .unwrap_or_else(PoisonError::into_inner),
-            );
+            self.woken.wait_for(&mut state, time);
         }
     }
 
@@ -305,7 +302,7 @@ impl Scrubber {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -1,9 +1,10 @@
 //! One request, from its head to the router and back: authentication, rate limit, and size of the body.
 
+use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -192,7 +193,7 @@ impl Conversation {
     /// Gives the connection a place among those of authenticated callers.
     fn seat(&self, caller: &Caller) -> Result<(), Refusal> {
         let limit = self.shared.limits.connections;
-        let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.place.lock();
         match &*place {
             Place::Local(_) | Place::Known(_) => Ok(()),
             Place::Crowded(_) => Err(Refusal::Crowded { limit }),

@@ -1,7 +1,7 @@
 //! Rate limiter for requests: a bucket of tokens for each caller.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Rate;
@@ -48,7 +48,7 @@ impl Buckets {
             (bucket.tokens + passed * per_s).min(burst)
         };
         // No operation under the lock can be left half done.
-        let mut of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut of = self.of.lock();
         if of.len() >= REMEMBERED && !of.contains_key(caller) {
             of.retain(|_, bucket| refilled(bucket) < burst);
         }
@@ -121,7 +121,7 @@ mod tests {
         buckets.take("busy", later).unwrap();
         buckets.take("busy", later).unwrap();
         buckets.take("new", later).unwrap();
-        assert_eq!(buckets.of.lock().unwrap().len(), 2);
+        assert_eq!(buckets.of.lock().len(), 2);
         assert!(buckets.take("busy", later).is_err());
     }
 }

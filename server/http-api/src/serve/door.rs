@@ -1,10 +1,11 @@
 //! A listener: accepts connections on one socket or port, makes the handshake, and serves them.
 
+use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 

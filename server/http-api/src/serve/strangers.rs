@@ -5,9 +5,10 @@
 //! long before its connection is the oldest. The oldest connection of the address with the most of them is
 //! closed, so that a flood from one address displaces itself.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use tokio::task::AbortHandle;
 
@@ -69,7 +70,7 @@ impl Strangers {
     }
 
     fn here(&self) -> MutexGuard<'_, Here> {
-        self.here.lock().unwrap_or_else(PoisonError::into_inner)
+        self.here.lock()
     }
 }
 

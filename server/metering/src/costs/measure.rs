@@ -11,9 +11,10 @@
 //! pages brings the whole memory and stores little of it. Its bandwidth is that of comparing, which has figures
 //! of its own.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use permafrost_protocol::control;
@@ -495,7 +496,7 @@ impl Costs {
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // Figures are changed one by one; those of half a dump are as valid as those of a whole one.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -8,11 +8,12 @@
 //! A probe measures the medium's rate, and a dump's rate is limited by CRIU as well. So probes are used only
 //! where nothing else was measured.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -278,20 +279,18 @@ impl Prober {
 
     /// Sleeps for `time`. Returns true if the prober was stopped meanwhile.
     fn nap(&self, time: Duration) -> bool {
-        let stopped = self.stopped();
-        let (stopped, _) = self
-            .woken
-            .wait_timeout_while(stopped, time, |stopped| !*stopped)
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut stopped = self.stopped();
+        self.woken
+            .wait_while_for(&mut stopped, |stopped| !*stopped, time);
         *stopped
     }
 
     fn stopped(&self) -> MutexGuard<'_, bool> {
-        self.stopped.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stopped.lock()
     }
 
     fn tried(&self) -> MutexGuard<'_, HashMap<Probe, Instant>> {
-        self.tried.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tried.lock()
     }
 }
 

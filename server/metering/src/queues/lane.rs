@@ -1,8 +1,9 @@
 //! One queue, and the threads that wait in it, each parked.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -387,7 +388,7 @@ impl Lane {
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         // No call under the lock can panic half-way.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

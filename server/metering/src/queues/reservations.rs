@@ -3,8 +3,9 @@
 //! One caller holds at most a share of the reservations of a queue, and a namespace as many as its quota
 //! allows.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_agent::remote::OtherAnswer;
@@ -253,7 +254,7 @@ impl Reservations {
     /// Returns the current reservations: those that have lapsed, and on this node those that were taken up, are
     /// forgotten.
     fn kept(&self) -> MutexGuard<'_, HashMap<String, Kept>> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         let now = Instant::now();
         kept.retain(|token, place| {
             place.lapses > now && (!place.node.is_empty() || self.queues.holds(token))

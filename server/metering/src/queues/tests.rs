@@ -40,12 +40,12 @@ fn wait_until(so: impl Fn() -> bool) {
 #[derive(Default)]
 struct Waiter {
     gone: Arc<AtomicBool>,
-    told: Arc<std::sync::Mutex<Vec<control::Waiting>>>,
+    told: Arc<parking_lot::Mutex<Vec<control::Waiting>>>,
 }
 
 impl Waits for Waiter {
     fn waits(&mut self, waiting: &control::Waiting) {
-        self.told.lock().unwrap().push(waiting.clone());
+        self.told.lock().push(waiting.clone());
     }
 
     fn is_gone(&self) -> bool {
@@ -91,12 +91,12 @@ fn one_that_goes_while_it_waits_leaves_the_queue() {
     thread::scope(|scope| {
         let waiting =
             scope.spawn(|| queues.enter(Direction::Write, &admission(10, 0), &mut waiter));
-        wait_until(|| !told.lock().unwrap().is_empty());
+        wait_until(|| !told.lock().is_empty());
         gone.store(true, Ordering::Relaxed);
         let left = waiting.join().unwrap();
         assert!(matches!(left, Err(QueuesError::Gone)), "{left:?}");
     });
-    let first = told.lock().unwrap()[0].clone();
+    let first = told.lock()[0].clone();
     assert_eq!((first.before, first.bytes_before), (1, 300));
     assert_eq!((write(&queues).waiting, write(&queues).bytes), (0, 300));
     assert_eq!(queues.counters()[0].gone.value(), 1);

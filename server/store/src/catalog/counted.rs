@@ -1,7 +1,8 @@
 //! A catalog that also counts the stored bytes and checkpoints of each namespace.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::manifest::namespace_of;
@@ -40,7 +41,7 @@ impl NamespaceSums {
     }
 
     fn sums(&self) -> MutexGuard<'_, HashMap<String, Stored>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,6 +1,6 @@
 //! A registry that is a list.
 
-use std::sync::Mutex;
+use parking_lot::Mutex;
 
 use permafrost_protocol::control::Checkpoint;
 use permafrost_store::{JobLock, Registered, Registry, StoreError};
@@ -14,13 +14,13 @@ impl Registry for List {
     }
 
     fn reserve_generation(&self, _: &str) -> Result<u64, StoreError> {
-        let mut list = self.0.lock().unwrap();
+        let mut list = self.0.lock();
         list.1 += 1;
         Ok(list.1)
     }
 
     fn publish(&self, entry: &Registered, _: Option<&str>) -> Result<(), StoreError> {
-        self.0.lock().unwrap().0.push(entry.clone());
+        self.0.lock().0.push(entry.clone());
         Ok(())
     }
 
@@ -43,13 +43,13 @@ impl Registry for List {
     }
 
     fn list(&self, job: &str) -> Result<Vec<Registered>, StoreError> {
-        let mut listed = self.0.lock().unwrap().0.clone();
+        let mut listed = self.0.lock().0.clone();
         listed.retain(|entry| job.is_empty() || entry.checkpoint.job == job);
         Ok(listed)
     }
 
     fn set_holder(&self, of: &Checkpoint, node: &str, holds: bool) -> Result<(), StoreError> {
-        let mut list = self.0.lock().unwrap();
+        let mut list = self.0.lock();
         let entry = list.0.iter_mut().find(|entry| entry.checkpoint.id == of.id);
         entry.unwrap().set_holder(node, holds);
         Ok(())

@@ -4,6 +4,7 @@ mod list;
 mod memory;
 mod node;
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{IoSlice, Read};
@@ -12,8 +13,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub(crate) use self::list::List;
@@ -137,8 +138,8 @@ impl Site {
         )
         .unwrap();
         let address = endpoint.local_address().unwrap();
-        *watched.endpoint.lock().unwrap() = Some(endpoint);
-        self.addresses.lock().unwrap().insert(name.clone(), address);
+        *watched.endpoint.lock() = Some(endpoint);
+        self.addresses.lock().insert(name.clone(), address);
 
         let suspects = Arc::new(Suspects::default());
         let scrub = Arc::clone(&suspects) as Arc<dyn ScrubService>;
@@ -177,7 +178,7 @@ impl Site {
 
     fn network(&self, identity: Arc<ReloadingIdentity>) -> Network {
         let addresses = Arc::clone(&self.addresses);
-        let lookup = move |node: &str| addresses.lock().unwrap().get(node).copied();
+        let lookup = move |node: &str| addresses.lock().get(node).copied();
         Network::new(
             self.runtime.handle().clone(),
             (Ipv4Addr::LOCALHOST, 0).into(),

@@ -1,11 +1,12 @@
 //! One node, and a record of the requests to it.
 
+use parking_lot::Mutex;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use permafrost_identity::Peer;
@@ -52,7 +53,7 @@ impl Handler for Watched {
         self.asked.fetch_add(1, Ordering::SeqCst);
         if request.space > 0 && !request.runs_only {
             let asked = (request.space, request.from_index);
-            self.pages_asked.lock().unwrap().push(asked);
+            self.pages_asked.lock().push(asked);
         }
         let mut mortal = Mortal {
             inner: frames,
@@ -86,7 +87,7 @@ impl FrameSink for Mortal<'_> {
             if self.pages_frames == self.node.dies_after.load(Ordering::SeqCst) {
                 // What was sent is to be there.
                 std::thread::sleep(Duration::from_millis(500));
-                drop(self.node.endpoint.lock().unwrap().take());
+                drop(self.node.endpoint.lock().take());
             }
             self.pages_frames += 1;
         }
@@ -104,7 +105,7 @@ impl ScrubService for Suspects {
     }
 
     fn suspect(&self, id: &str) {
-        self.0.lock().unwrap().push(id.to_owned());
+        self.0.lock().push(id.to_owned());
     }
 
     fn verified(&self, _: &[String], _: Duration) -> Verified {
@@ -151,7 +152,7 @@ impl Node {
     }
 
     pub(crate) fn damage_told(&self) -> Vec<String> {
-        std::mem::take(&mut self.suspects.0.lock().unwrap())
+        std::mem::take(&mut self.suspects.0.lock())
     }
 
     pub(crate) fn asked(&self) -> usize {
@@ -159,11 +160,11 @@ impl Node {
     }
 
     pub(crate) fn pages_asked(&self) -> Vec<(u32, u64)> {
-        self.watched.pages_asked.lock().unwrap().clone()
+        self.watched.pages_asked.lock().clone()
     }
 
     pub(crate) fn die(&self) {
-        drop(self.watched.endpoint.lock().unwrap().take());
+        drop(self.watched.endpoint.lock().take());
     }
 }
 

@@ -1,7 +1,8 @@
 //! A node that serves fetches, with faults on demand.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, Mutex, MutexGuard};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use permafrost_identity::Peer;
@@ -52,7 +53,7 @@ pub(crate) struct Serving {
 
 impl Serving {
     pub(crate) fn faults(&self) -> MutexGuard<'_, Faults> {
-        self.faults.lock().unwrap()
+        self.faults.lock()
     }
 }
 
@@ -90,7 +91,7 @@ impl FrameSink for Faulty<'_> {
             (faults.die_after, faults.corrupt)
         };
         if die_after.is_some_and(|after| self.frames > after) {
-            let endpoint = self.serving.endpoint.lock().unwrap().clone().unwrap();
+            let endpoint = self.serving.endpoint.lock().clone().unwrap();
             // What was pushed before is to be there.
             std::thread::sleep(Duration::from_millis(200));
             endpoint.disconnect();

@@ -1,7 +1,8 @@
 //! A registry in memory, with faults.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use permafrost_protocol::control::Checkpoint;
 use permafrost_store::{JobLock, Registered, Registry, StoreError};
@@ -27,13 +28,13 @@ struct Lock(String, Arc<Mutex<HashSet<String>>>);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        self.1.lock().unwrap().remove(&self.0);
+        self.1.lock().remove(&self.0);
     }
 }
 
 impl FakeRegistry {
     fn state(&self) -> MutexGuard<'_, Listing> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(crate) fn entries(&self) -> Vec<Registered> {
@@ -51,7 +52,7 @@ impl FakeRegistry {
 impl Registry for FakeRegistry {
     fn lock_job(&self, job: &str) -> Result<JobLock, StoreError> {
         let locked = Arc::clone(&self.state().locked);
-        if locked.lock().unwrap().insert(job.to_owned()) {
+        if locked.lock().insert(job.to_owned()) {
             return Ok(Box::new(Lock(job.to_owned(), locked)));
         }
         Err(SessionError::JobBusy {

@@ -1,8 +1,9 @@
 //! Copies over a wire that is a function call, with faults.
 
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::io::Read;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::pageserver::SpaceId;
@@ -31,7 +32,7 @@ pub(super) struct Wire {
 
 impl Replicate for Wire {
     fn begin(&self, request: CopiesRequest) -> Result<Box<dyn CopyStreams>, StoreError> {
-        let replicas = self.replicas.lock().unwrap().clone();
+        let replicas = self.replicas.lock().clone();
         let open = |node: &Arc<Node>| {
             node.store.open_replica(ReplicaRequest {
                 session: request.session,
@@ -131,7 +132,7 @@ impl CopyStreams for Loop {
     }
 
     fn pages(&mut self, first_index: u64, flags: u16, bytes: &[u8]) {
-        self.seen.lock().unwrap().pages += (bytes.len() / PAGE_SIZE) as u64;
+        self.seen.lock().pages += (bytes.len() / PAGE_SIZE) as u64;
         let (broken, corrupt) = {
             let faults = self.faults.faults();
             (faults.broken.clone(), faults.corrupt.clone())
@@ -152,13 +153,13 @@ impl CopyStreams for Loop {
     }
 
     fn zero(&mut self, first_index: u64, flags: u16, pages: u64) {
-        self.seen.lock().unwrap().zero += pages;
+        self.seen.lock().zero += pages;
         self.each(|dump| dump.zero(first_index, flags, pages));
     }
 
     fn parent(&mut self, first_index: u64, flags: u16, pages: u64) {
         assert!(self.takes_parent);
-        self.seen.lock().unwrap().parent += pages;
+        self.seen.lock().parent += pages;
         self.each(|dump| dump.parent(first_index, flags, pages));
     }
 

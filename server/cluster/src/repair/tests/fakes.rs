@@ -1,7 +1,8 @@
 //! A simulated cluster: the listing, the real copies, and the nodes that answer.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_protocol::control::{self, Checkpoint, ErrorCode};
@@ -70,7 +71,7 @@ pub(super) fn name(number: usize) -> String {
 
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, World> {
-        self.0.lock().unwrap()
+        self.0.lock()
     }
 
     /// Returns a cluster of `count` live nodes.

@@ -1,8 +1,9 @@
 //! Tests of the leader's threads.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::super::{Leading, RepairProgress};
@@ -37,7 +38,7 @@ fn copies_are_made_on_all_nodes_at_once_and_on_each_one_by_one() {
     let seen = Arc::clone(&now);
     world.lock().at_pull = Some(Arc::new(move |node| {
         let change = |by: isize| {
-            let mut seen = seen.lock().unwrap();
+            let mut seen = seen.lock();
             let on_node = seen.0.entry(node.to_owned()).or_default();
             *on_node = on_node.checked_add_signed(by).unwrap();
             assert!(*on_node <= 1, "two at once on {node}");
@@ -57,7 +58,7 @@ fn copies_are_made_on_all_nodes_at_once_and_on_each_one_by_one() {
             && progress.under_way.load(Ordering::Relaxed) == 0
     });
     worker.stop();
-    assert_eq!(now.lock().unwrap().1, 3);
+    assert_eq!(now.lock().1, 3);
     assert_eq!(progress.copies_made.load(Ordering::Relaxed), 24);
     assert_eq!(progress.bytes_copied.load(Ordering::Relaxed), 24 << 30);
     let world = world.lock();
@@ -93,7 +94,7 @@ fn a_stopped_leader_does_not_wait_for_a_node_that_hangs() {
     let (entered, enters) = std::sync::mpsc::channel();
     world.lock().at_pull = Some(Arc::new(move |_| {
         entered.send(()).unwrap();
-        let _ = hung.lock().unwrap().recv();
+        let _ = hung.lock().recv();
     }));
     let worker = leading(&world, &Arc::default()).start().unwrap();
     enters.recv_timeout(Duration::from_secs(60)).unwrap();
