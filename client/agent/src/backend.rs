@@ -19,7 +19,7 @@ use super::images::{self, Served};
 use super::nodes::{Nodes, odd_answer, refusal};
 use super::session::{RemoteDump, Sink};
 use crate::error::{DumpError, NodesError};
-use crate::host::{Backend, Client, Patiently, Waits};
+use crate::host::{Backend, Client, Waits};
 use crate::remote::{Holders, RemoteCheckpoint};
 
 /// Time limit for CRIU to connect after it was promised its images.
@@ -86,7 +86,8 @@ impl Remote {
         let mut ended = false;
         for (_, session) in sessions {
             ended |= session.over_since().is_none();
-            session.discard("the agent is stopping");
+            // One that is being sealed is waited for.
+            let _ = session.discard("the agent is stopping");
         }
         ended
     }
@@ -95,7 +96,9 @@ impl Remote {
     pub(super) fn expire(&self) {
         let sessions: Vec<_> = self.sessions().values().cloned().collect();
         for session in sessions {
-            if session.is_idle(self.session_ttl) && session.discard("nobody came for it in time") {
+            if session.is_idle(self.session_ttl)
+                && session.discard("nobody came for it in time").is_ok()
+            {
                 self.sessions()
                     .remove(crate::host::DumpSession::id(&*session));
             }
@@ -166,14 +169,14 @@ impl Remote {
             .map_err(|error| refusal(&error))
     }
 
-    /// Sends the small images and has the node seal the session.
+    /// Sends the small images and has the node seal the session, if `may_commit` lets it.
     pub(super) fn conclude(
         &self,
         mut sender: DumpSender,
         session: &str,
         images: &ImagesDir,
         served: &Served,
-        waits: &dyn Waits,
+        may_commit: impl FnOnce() -> Result<(), control::Error>,
     ) -> Result<control::Checkpoint, control::Error> {
         let own_stats = images.has_own_stats()?;
         let names = images.small_images(|name| served.has(name))?;
@@ -186,9 +189,7 @@ impl Remote {
         }
         let until = self.nodes.until();
         sender.prepare(until).map_err(|error| refusal(&error))?;
-        if waits.is_gone() {
-            return Err(DumpError::CallerGone.into());
-        }
+        may_commit()?;
         // The node decides everything else.
         let commit = message::Commit {
             session: session.to_owned(),
@@ -288,7 +289,7 @@ impl Backend for Remote {
 
     fn drop_session(&self, id: &str) {
         let session = self.sessions().get(id).cloned();
-        if session.is_some_and(|session| session.discard("its opener has gone")) {
+        if session.is_some_and(|session| session.discard("its opener has gone").is_ok()) {
             self.sessions().remove(id);
         }
     }
@@ -306,7 +307,12 @@ impl Backend for Remote {
         let (sender, served) = session.begin_seal()?;
         let sealed = ImagesDir::new(images)
             .map_err(control::Error::from)
-            .and_then(|images| self.conclude(sender, &seal.session, &images, &served, waits));
+            .and_then(|images| {
+                self.conclude(sender, &seal.session, &images, &served, || {
+                    check_waits(waits)?;
+                    Ok(session.images_are_in()?)
+                })
+            });
         match &sealed {
             Ok(_) => {
                 session.done();
@@ -320,12 +326,7 @@ impl Backend for Remote {
     fn abort(&self, abort: &request::Abort) -> Result<(), control::Error> {
         let session = self.sessions().get(&abort.session).cloned();
         if let Some(session) = session.filter(|session| !session.is_done()) {
-            if !session.discard("discarded on request") {
-                return Err(DumpError::BeingSealed {
-                    session: abort.session.clone(),
-                }
-                .into());
-            }
+            session.discard("discarded on request")?;
             self.sessions().remove(&abort.session);
             return Ok(());
         }
@@ -361,7 +362,7 @@ impl Backend for Remote {
                 .and_then(|mut sender| {
                     let until = Instant::now() + self.nodes.deadline;
                     sender.close(until).map_err(|error| refusal(&error))?;
-                    self.conclude(sender, &session, &images, &Served::default(), &Patiently)
+                    self.conclude(sender, &session, &images, &Served::default(), || Ok(()))
                 });
             match adopted {
                 Ok(record) => {
@@ -571,6 +572,14 @@ fn forget_old_failures(sessions: &mut HashMap<String, Arc<RemoteDump>>) {
         over.sort_unstable();
         sessions.remove(&over[0].1);
     }
+}
+
+/// Checks that the requester of a seal still waits for it.
+pub(super) fn check_waits(waits: &dyn Waits) -> Result<(), control::Error> {
+    if waits.is_gone() {
+        return Err(DumpError::CallerGone.into());
+    }
+    Ok(())
 }
 
 pub(super) fn bytes_of(session: &str) -> Option<[u8; 16]> {

@@ -11,28 +11,6 @@ use crate::remote::PeerFailure;
 /// Reason why a dump through an agent is not taken, sealed or discarded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DumpError {
-    #[error("session {session} is {phase} and takes no other connection")]
-    NotOpen {
-        session: String,
-        phase: &'static str,
-    },
-    #[error("session {session} is {phase}, not closed: CRIU's CLOSE has not come")]
-    NotClosed {
-        session: String,
-        phase: &'static str,
-    },
-    #[error("session {session} is being sealed")]
-    BeingSealed { session: String },
-    #[error("{reason}")]
-    Ended {
-        /// Reason why the session was discarded, or its connection ended.
-        reason: String,
-    },
-    #[error("session {session} failed: {}", error.message)]
-    Failed {
-        session: String,
-        error: control::Error,
-    },
     #[error("session {session} not found")]
     NotFound { session: String },
     #[error("whoever asked for the seal is gone: its dump was rolled back")]
@@ -48,12 +26,7 @@ pub(crate) enum DumpError {
 impl ReportedError for DumpError {
     fn code(&self) -> ErrorCode {
         match self {
-            Self::NotOpen { .. }
-            | Self::NotClosed { .. }
-            | Self::BeingSealed { .. }
-            | Self::CallerGone => ErrorCode::Conflict,
-            Self::Ended { .. } => ErrorCode::SessionFailed,
-            Self::Failed { error, .. } => error.code(),
+            Self::CallerGone => ErrorCode::Conflict,
             Self::NotFound { .. } => ErrorCode::NotFound,
             Self::TooManyImages { .. } | Self::ImageChanged { .. } => ErrorCode::Invalid,
             Self::Image { .. } => ErrorCode::Internal,
@@ -62,11 +35,6 @@ impl ReportedError for DumpError {
 
     fn hint(&self) -> &str {
         match self {
-            Self::NotOpen { .. } | Self::NotClosed { .. } => {
-                "open a session for every dump, and seal it after CRIU has sent all pages"
-            }
-            Self::BeingSealed { .. } => "remove the checkpoint when it is there",
-            Self::Failed { error, .. } => &error.hint,
             Self::NotFound { .. } => "`permafrost ls` lists what is there",
             Self::CallerGone => "dump again",
             Self::TooManyImages { .. } => {

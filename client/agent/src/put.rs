@@ -8,7 +8,7 @@ use permafrost_protocol::control::{self, request};
 use permafrost_protocol::pageserver::{PAGE_BYTES, SpaceId};
 use permafrost_transport::peer::DumpSender;
 
-use super::backend::{Remote, bytes_of};
+use super::backend::{Remote, bytes_of, check_waits};
 use super::images::Served;
 use super::nodes::{odd_answer, refusal};
 use super::session::send_pages;
@@ -66,7 +66,9 @@ impl Remote {
             sender.abort();
             return Err(error);
         }
-        self.conclude(sender, &opened.session, &images, &served, &*waits)
+        self.conclude(sender, &opened.session, &images, &served, || {
+            check_waits(&*waits)
+        })
     }
 }
 

@@ -10,12 +10,12 @@ use permafrost_protocol::control::{self, ErrorCode, SessionOpened, SessionStatus
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
 use permafrost_protocol::manifest::Origin;
 use permafrost_protocol::pageserver::SpaceId;
+use permafrost_protocol::session::{LeftPhase, PhaseError, SessionFailure, SessionPhases};
 use permafrost_transport::peer::{DumpSender, PeerError};
 use tokio::sync::watch;
 
 use super::images::Served;
 use super::nodes::refusal;
-use crate::error::DumpError;
 use crate::host;
 
 const PAGE_BYTES: usize = 4096;
@@ -34,46 +34,11 @@ pub struct RemoteDump {
     parent_spaces: Vec<SpaceId>,
     opened: Instant,
     received: AtomicU64,
-    state: Mutex<State>,
+    phases: Mutex<Phases>,
     ended: watch::Sender<bool>,
 }
 
-struct State {
-    phase: Phase,
-    since: Instant,
-    /// Ends the connection that brings the pages.
-    hang_up: Option<Box<dyn FnOnce() + Send>>,
-}
-
-enum Phase {
-    Open(DumpSender),
-    Receiving,
-    Closed(DumpSender, Served),
-    Sealing,
-    /// The node has parked or sealed the session.
-    Done,
-    Failed(control::Error),
-}
-
-impl Phase {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Open(_) => "open",
-            Self::Receiving => "receiving",
-            Self::Closed(..) => "closed",
-            Self::Sealing => "sealing",
-            Self::Done => "done",
-            Self::Failed(_) => "failed",
-        }
-    }
-}
-
-impl State {
-    fn enter(&mut self, phase: Phase) -> Phase {
-        self.since = Instant::now();
-        std::mem::replace(&mut self.phase, phase)
-    }
-}
+type Phases = SessionPhases<DumpSender, (DumpSender, Served)>;
 
 impl host::DumpSession for RemoteDump {
     fn id(&self) -> &str {
@@ -111,28 +76,22 @@ impl RemoteDump {
             parent_spaces,
             opened: now,
             received: AtomicU64::new(0),
-            state: Mutex::new(State {
-                phase: Phase::Open(sender),
-                since: now,
-                hang_up: None,
-            }),
+            phases: Mutex::new(Phases::new(now, sender)),
             ended: watch::Sender::new(false),
         })
     }
 
     /// Returns the session's state for listings.
     pub(super) fn status(&self) -> SessionStatus {
-        let state = self.state();
+        let phases = self.phases();
         SessionStatus {
             session: self.id.clone(),
             job: self.request.job.clone(),
-            state: state.phase.name().to_owned(),
+            state: phases.name().to_owned(),
             received_bytes: self.received.load(Ordering::Relaxed),
-            error: if let Phase::Failed(error) = &state.phase {
-                error.message.clone()
-            } else {
-                String::new()
-            },
+            error: (phases.failure())
+                .map(|failure| failure.message.clone())
+                .unwrap_or_default(),
             age_s: self.opened.elapsed().as_secs(),
         }
     }
@@ -143,113 +102,83 @@ impl RemoteDump {
         deadline: Duration,
         hang_up: Box<dyn FnOnce() + Send>,
     ) -> Result<Sink, control::Error> {
-        let mut state = self.state();
-        match state.enter(Phase::Receiving) {
-            Phase::Open(sender) => {
-                state.hang_up = Some(hang_up);
-                drop(state);
-                Ok(Sink {
-                    session: Arc::clone(self),
-                    sender: Some(sender),
-                    served: Served::default(),
-                    next_index: 0,
-                    deadline,
-                    failure: None,
-                })
-            }
-            other => {
-                let error = DumpError::NotOpen {
-                    session: self.id.clone(),
-                    phase: other.name(),
-                };
-                state.enter(other);
-                Err(error.into())
-            }
-        }
+        let sender = self.phases().start(Instant::now(), &self.id, hang_up)?;
+        Ok(Sink {
+            session: Arc::clone(self),
+            sender: Some(sender),
+            served: Served::default(),
+            next_index: 0,
+            deadline,
+            failure: None,
+        })
     }
 
-    /// Takes the sender of the dump for sealing.
-    pub(super) fn begin_seal(&self) -> Result<(DumpSender, Served), control::Error> {
-        let mut state = self.state();
-        match state.enter(Phase::Sealing) {
-            Phase::Closed(sender, served) => Ok((sender, served)),
-            other => {
-                let error = match &other {
-                    Phase::Failed(error) => DumpError::Failed {
-                        session: self.id.clone(),
-                        error: error.clone(),
-                    },
-                    unready => DumpError::NotClosed {
-                        session: self.id.clone(),
-                        phase: unready.name(),
-                    },
-                };
-                state.enter(other);
-                Err(error.into())
-            }
-        }
+    /// Takes the sender of the dump for sealing. The session can still be discarded until [`Self::images_are_in`].
+    pub(super) fn begin_seal(&self) -> Result<(DumpSender, Served), PhaseError> {
+        self.phases().begin_seal(Instant::now(), &self.id)
+    }
+
+    /// Ends the time in which the session can be discarded: the node has all of the dump.
+    pub(super) fn images_are_in(&self) -> Result<(), PhaseError> {
+        self.phases().seal(Instant::now(), &self.id)
     }
 
     /// Records that the node has parked or sealed the session.
     pub(super) fn done(&self) {
-        self.state().enter(Phase::Done);
+        self.phases().done(Instant::now());
         self.ended.send_replace(true);
     }
 
     /// Records that the dump has failed.
     pub(super) fn fail(&self, error: control::Error) {
-        tracing::warn!(session = %self.id, job = %self.request.job, node = %self.node, reason = error.message, "session failed");
-        self.state().enter(Phase::Failed(error));
-        self.ended.send_replace(true);
+        let reason = error.message.clone();
+        let left = self.phases().fail(Instant::now(), error);
+        self.failed(left.map(drop), &reason);
     }
 
-    /// Ends the session from outside. Returns false if it is being sealed, and leaves it alone.
-    pub(super) fn discard(&self, reason: &str) -> bool {
-        let (hang_up, before) = {
-            let mut state = self.state();
-            match state.phase {
-                Phase::Sealing => return false,
-                Phase::Failed(_) | Phase::Done => return true,
-                _ => {}
-            }
-            let failed = Phase::Failed(ended(reason));
-            (state.hang_up.take(), state.enter(failed))
-        };
+    /// Ends the session from outside, unless it is over.
+    ///
+    /// # Errors
+    /// It is being sealed, and goes on.
+    pub(super) fn discard(&self, reason: &str) -> Result<(), PhaseError> {
+        let error = session_failed(reason);
+        let left = self.phases().discard(Instant::now(), &self.id, error)?;
         // The sender of the dump is dropped with the phase, and the node forgets the dump.
-        drop(before);
-        if let Some(hang_up) = hang_up {
-            hang_up();
+        self.failed(left.map(LeftPhase::hang_up), reason);
+        Ok(())
+    }
+
+    /// Tells of a failure, unless the session was over before.
+    fn failed(&self, is_news: Option<()>, reason: &str) {
+        if is_news.is_some() {
+            tracing::warn!(session = %self.id, job = %self.request.job, node = %self.node, reason, "session failed");
+            self.ended.send_replace(true);
         }
-        tracing::warn!(session = %self.id, job = %self.request.job, reason, "session failed");
-        self.ended.send_replace(true);
-        true
     }
 
     /// Returns true if the session has waited for `limit`, for its dump or for its seal, or has been over for
     /// so long.
     pub(super) fn is_idle(&self, limit: Duration) -> bool {
-        let state = self.state();
-        !matches!(state.phase, Phase::Receiving | Phase::Sealing) && state.since.elapsed() >= limit
+        self.phases().is_idle(Instant::now(), limit)
     }
 
     /// Returns the time since which the session is over, if it is.
     pub(super) fn over_since(&self) -> Option<Instant> {
-        let state = self.state();
-        matches!(state.phase, Phase::Done | Phase::Failed(_)).then_some(state.since)
+        self.phases().over_since()
     }
 
     /// Returns true if the node keeps the session as a parked one, or as a checkpoint.
     pub(super) fn is_done(&self) -> bool {
-        matches!(self.state().phase, Phase::Done)
+        self.phases().is_done()
     }
 
     fn is_over(&self) -> bool {
         *self.ended.borrow()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn phases(&self) -> MutexGuard<'_, Phases> {
         // A state is changed by assignments, so it is whole even if a thread died holding it.
-        self.state.lock()
+        self.phases.lock()
     }
 }
 
@@ -345,28 +274,28 @@ impl PageSink for Sink {
         let mut sender = self.sender.take().ok_or_else(over)?;
         let closed = sender.close(Instant::now() + self.deadline);
         self.told(closed)?;
-        let mut state = self.session.state();
-        if !matches!(state.phase, Phase::Receiving) {
-            return Err(over());
-        }
+        let (now, id) = (Instant::now(), &self.session.id);
+        let mut phases = self.session.phases();
         let next = if self.session.request.seal_follows {
-            Phase::Closed(sender, std::mem::take(&mut self.served))
+            let dump = (sender, std::mem::take(&mut self.served));
+            phases.close(now, id, dump).map_err(|(failed, _)| failed)
         } else {
             // Parked: the node has sent its last reply.
-            Phase::Done
+            phases.seal(now, id).map(|()| phases.done(now))
         };
-        state.enter(next);
-        drop(state);
+        drop(phases);
+        next.map_err(|_| over())?;
         self.session.ended.send_replace(true);
         Ok(())
     }
 
     fn abort(&mut self, reason: &str) {
         self.sender = None;
-        let receiving = matches!(self.session.state().phase, Phase::Receiving);
+        let receiving = self.session.phases().is_receiving();
         if receiving {
-            let error = self.failure.take().unwrap_or_else(|| ended(reason));
-            self.session.fail(error);
+            let failure = self.failure.take();
+            self.session
+                .fail(failure.unwrap_or_else(|| session_failed(reason)));
         }
     }
 }
@@ -375,8 +304,7 @@ impl Drop for Sink {
     fn drop(&mut self) {
         // A thread that dies of a defect must not leave the job locked.
         self.abort("its connection was dropped");
-        // The callback holds the connection open.
-        self.session.state().hang_up = None;
+        self.session.phases().disconnected();
     }
 }
 
@@ -439,7 +367,11 @@ fn invalid(message: String) -> SinkError {
     }
 }
 
-fn ended(reason: &str) -> control::Error {
+fn session_failed(reason: &str) -> control::Error {
     let reason = reason.to_owned();
-    DumpError::Ended { reason }.into()
+    SessionFailure {
+        code: ErrorCode::SessionFailed,
+        reason,
+    }
+    .into()
 }

@@ -336,12 +336,7 @@ impl Store {
     pub fn abort_session(&self, id: &str) -> Result<(), StoreError> {
         let session = self.sessions().get(id).cloned();
         if let Some(session) = session {
-            if !session.discard(ErrorCode::SessionFailed, "discarded on request") {
-                return Err(SessionError::BeingSealed {
-                    session: id.to_owned(),
-                }
-                .into());
-            }
+            session.discard(ErrorCode::SessionFailed, "discarded on request")?;
             self.sessions().remove(id);
             return Ok(());
         }
@@ -365,9 +360,11 @@ impl Store {
     /// Discards a session whose opener has disconnected, unless the session is being sealed at this moment.
     pub fn drop_session(&self, id: &str) {
         let session = self.sessions().get(id).cloned();
-        if session
-            .is_some_and(|session| session.discard(ErrorCode::SessionFailed, "its opener has gone"))
-        {
+        let discard = |session: &Session| {
+            let discarded = session.discard(ErrorCode::SessionFailed, "its opener has gone");
+            discarded.is_ok()
+        };
+        if session.is_some_and(|session| discard(&session)) {
             self.sessions().remove(id);
         }
     }
@@ -376,7 +373,8 @@ impl Store {
     pub fn stop(&self) {
         let sessions: Vec<_> = self.sessions().drain().collect();
         for (_, session) in sessions {
-            session.discard(ErrorCode::SessionFailed, "permafrostd is stopping");
+            // One that is being sealed is waited for.
+            let _ = session.discard(ErrorCode::SessionFailed, "permafrostd is stopping");
         }
     }
 

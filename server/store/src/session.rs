@@ -1,12 +1,6 @@
 //! A session: a dump that is not yet sealed, from its opening to its end.
 //!
-//! ```text
-//! Open ──first byte──▶ Receiving ──CLOSE──▶ Closed ──Seal──▶ Images ──all in──▶ Sealing ──▶ (gone: a checkpoint)
-//!   │                    │     └────CLOSE, nobody seals────────────────────────▶ │
-//!   └──────discarded─────┴──────error, EOF, discarded──┬────────┴─────────────────┘ failed
-//!                                                      ▼
-//!                                                   Failed
-//! ```
+//! Its phases are those of [`permafrost_protocol::session`].
 //!
 //! A session that ends with CLOSE is sealed as a parked checkpoint before CLOSE is answered. While a session is
 //! being sealed, only the sealing thread ends it: no session is both sealed and discarded.
@@ -20,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use permafrost_criu::frontend::{PageSink, SinkError};
 use permafrost_pmem::PAGE_SIZE;
-use permafrost_protocol::control::{ErrorCode, ReportedError, SessionStatus};
+use permafrost_protocol::control::{self, ErrorCode, ReportedError, SessionStatus};
 use permafrost_protocol::manifest::{AddressSpace, Origin};
 use permafrost_protocol::pageserver::SpaceId;
+use permafrost_protocol::session::{LeftPhase, SessionFailure, SessionPhases};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -83,90 +78,67 @@ pub struct Session {
     ended: watch::Sender<bool>,
 }
 
-struct State {
-    phase: Phase,
-    since: Instant,
-    /// Keeps the parent's segments; moved to the dump when it starts.
+/// What an open session has for its dump.
+struct Opened {
+    /// Keeps the parent's segments.
     parent: Option<Parent>,
-    /// Copies on other nodes; moved to the dump when it starts.
+    /// Copies on other nodes.
     copies: Option<Box<dyn CopyStreams>>,
+    /// Its share of the limit for anonymous dumps.
+    share: Option<Share>,
+}
+
+type Phases = SessionPhases<Opened, Box<Dump>>;
+
+struct State {
+    phases: Phases,
     /// Keeps other dumps of the job away until the session is over.
     job_guard: Option<JobGuard>,
     /// Admission to the medium.
     turn: Option<Box<dyn TransferSlot>>,
     /// Time at which its pages began to come, milliseconds since the Unix epoch; 0 before.
     begun_unix_ms: u64,
-    /// Ends the connection that brings the pages.
-    hang_up: Option<Box<dyn FnOnce() + Send>>,
     measured: Measured,
-    /// Its share of the limit for anonymous dumps; moved to the sink when it starts.
-    share: Option<Share>,
-}
-
-enum Phase {
-    Open,
-    Receiving,
-    Closed(Box<Dump>),
-    /// The small images are being received.
-    Images,
-    Sealing,
-    Failed {
-        code: ErrorCode,
-        reason: String,
-    },
-}
-
-impl Phase {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Receiving => "receiving",
-            Self::Closed(_) => "closed",
-            Self::Images | Self::Sealing => "sealing",
-            Self::Failed { .. } => "failed",
-        }
-    }
-
-    /// Returns true if pages or images are being received, or sealed.
-    fn is_taking(&self) -> bool {
-        matches!(self, Self::Receiving | Self::Images | Self::Sealing)
-    }
 }
 
 impl State {
-    fn enter(&mut self, phase: Phase) -> Phase {
-        self.since = Instant::now();
-        std::mem::replace(&mut self.phase, phase)
+    /// Fails the session, unless it is over.
+    fn fail(&mut self, code: ErrorCode, reason: &str) -> Option<Released> {
+        let left = self.phases.fail(Instant::now(), failure(code, reason))?;
+        Some(self.release(left))
     }
 
-    /// Fails the session and returns everything it held. The caller drops that without the lock, because dropping
-    /// calls the registry and other nodes.
-    #[must_use = "it is dropped once the lock is released"]
-    fn fail(&mut self, code: ErrorCode, reason: &str) -> Released {
-        let phase = self.enter(Phase::Failed {
-            code,
-            reason: reason.to_owned(),
-        });
+    /// Takes everything that a failed session held. The caller drops it without the lock, because dropping calls the
+    /// registry and other nodes.
+    fn release(&mut self, left: LeftPhase<Opened, Box<Dump>>) -> Released {
         self.measured.failed();
         Released {
-            _phase: phase,
-            _parent: self.parent.take(),
-            _copies: self.copies.take(),
-            _job_guard: self.job_guard.take(),
-            _turn: self.turn.take(),
-            _share: self.share.take(),
+            left,
+            job_guard: self.job_guard.take(),
+            turn: self.turn.take(),
         }
     }
 }
 
 /// Everything that a session held.
+#[must_use = "it is dropped once the lock is released"]
 struct Released {
-    _phase: Phase,
-    _parent: Option<Parent>,
-    _copies: Option<Box<dyn CopyStreams>>,
-    _job_guard: Option<JobGuard>,
-    _turn: Option<Box<dyn TransferSlot>>,
-    _share: Option<Share>,
+    left: LeftPhase<Opened, Box<Dump>>,
+    job_guard: Option<JobGuard>,
+    turn: Option<Box<dyn TransferSlot>>,
+}
+
+impl Released {
+    /// Drops everything, and then ends the connection that brings the pages: its client may dump again at once.
+    fn hang_up(self) {
+        drop((self.job_guard, self.turn));
+        self.left.hang_up();
+    }
+}
+
+fn failure(code: ErrorCode, reason: &str) -> control::Error {
+    let reason = reason.to_owned();
+    SessionFailure { code, reason }.into()
 }
 
 impl Session {
@@ -199,16 +171,18 @@ impl Session {
             counters: Arc::clone(&measured.counters),
             brought_by: OnceLock::new(),
             state: Mutex::new(State {
-                phase: Phase::Open,
-                since: now,
-                parent,
-                copies,
+                phases: Phases::new(
+                    now,
+                    Opened {
+                        parent,
+                        copies,
+                        share: None,
+                    },
+                ),
                 job_guard,
                 turn,
                 begun_unix_ms: 0,
-                hang_up: None,
                 measured,
-                share: None,
             }),
             ended: watch::Sender::new(false),
         })
@@ -216,7 +190,9 @@ impl Session {
 
     /// Sets the session's share of the limit for anonymous dumps.
     pub(super) fn bounded_by(&self, share: Option<Share>) {
-        self.state().share = share;
+        if let Some(opened) = self.state().phases.opened_mut() {
+            opened.share = share;
+        }
     }
 
     /// Records that another client than the opener sends the pages: they are that client's memory.
@@ -244,13 +220,11 @@ impl Session {
         SessionStatus {
             session: self.id.clone(),
             job: self.request.job.clone(),
-            state: state.phase.name().to_owned(),
+            state: state.phases.name().to_owned(),
             received_bytes: self.moved.load(Ordering::Relaxed) + self.zeros.load(Ordering::Relaxed),
-            error: if let Phase::Failed { reason, .. } = &state.phase {
-                reason.clone()
-            } else {
-                String::new()
-            },
+            error: (state.phases.failure())
+                .map(|failure| failure.message.clone())
+                .unwrap_or_default(),
             age_s: self.opened.elapsed().as_secs(),
         }
     }
@@ -265,79 +239,68 @@ impl Session {
         hang_up: Box<dyn FnOnce() + Send>,
     ) -> Result<SessionSink, StoreError> {
         let mut state = self.state();
-        if !matches!(state.phase, Phase::Open) {
-            return Err(SessionError::NotOpen {
-                session: self.id.clone(),
-                phase: state.phase.name(),
-            }
-            .into());
-        }
-        state.enter(Phase::Receiving);
-        state.hang_up = Some(hang_up);
+        let opened = state
+            .phases
+            .start(Instant::now(), &self.id, hang_up)
+            .map_err(SessionError::from)?;
         state.begun_unix_ms = unix_ms();
         state.measured.begun();
-        let builder = DumpBuilder::new(store.region(), state.parent.take(), state.copies.take())
-            .until(self.ended());
+        let builder =
+            DumpBuilder::new(store.region(), opened.parent, opened.copies).until(self.ended());
         Ok(SessionSink {
             store: Arc::clone(store),
             session: Arc::clone(self),
             builder: Some(builder),
-            share: state.share.take(),
+            share: opened.share,
             failure: ErrorCode::SessionFailed,
         })
     }
 
     /// Registers the function that ends the connection which is going to send the pages, before it sends any.
     pub fn expect_from(&self, hang_up: Box<dyn FnOnce() + Send>) {
-        let mut state = self.state();
-        if matches!(state.phase, Phase::Failed { .. }) {
-            drop(state);
+        let failed = self.state().phases.expect(hang_up);
+        if let Some(hang_up) = failed {
             hang_up();
-        } else {
-            state.hang_up = Some(hang_up);
         }
     }
 
-    /// Ends a session from outside: frees everything it holds and disconnects the sender of its pages. Returns
-    /// false when the session is being sealed, and goes on.
-    pub(super) fn discard(&self, code: ErrorCode, reason: &str) -> bool {
-        let (released, hang_up) = {
+    /// Ends a session from outside, unless it is over: frees everything it holds and disconnects the sender of its
+    /// pages.
+    ///
+    /// # Errors
+    /// It is being sealed, and goes on.
+    pub(super) fn discard(&self, code: ErrorCode, reason: &str) -> Result<(), SessionError> {
+        let released = {
             let mut state = self.state();
-            let released = match state.phase {
-                Phase::Sealing => return false,
-                Phase::Failed { .. } => return true,
-                _ => state.fail(code, reason),
-            };
-            (released, state.hang_up.take())
+            let error = failure(code, reason);
+            let left = state.phases.discard(Instant::now(), &self.id, error)?;
+            left.map(|left| state.release(left))
         };
-        drop(released);
-        if let Some(hang_up) = hang_up {
-            hang_up();
+        if let Some(released) = released {
+            released.hang_up();
+            self.log_failure(reason);
         }
-        self.log_failure(reason);
-        true
+        Ok(())
     }
 
-    /// Discards the session if it has been waiting for `limit`: for its dump, or for its seal.
+    /// Discards the session if it has been waiting for `limit`: for its dump, or for its seal. Returns true if it did.
     pub(super) fn discard_if_idle(&self, limit: Duration) -> bool {
-        let idle = {
-            let state = self.state();
-            !state.phase.is_taking() && state.since.elapsed() >= limit
-        };
+        let idle = self.state().phases.is_idle(Instant::now(), limit);
         // If a connection took the session up in between, it would be discarded for being late by a moment: an error
         // that its client sees.
-        idle && self.discard(ErrorCode::SessionFailed, "nobody came for it in time")
+        idle && self
+            .discard(ErrorCode::SessionFailed, "nobody came for it in time")
+            .is_ok()
     }
 
     /// Returns true if its pages or images are being received, or sealed.
     pub(super) fn is_taking(&self) -> bool {
-        self.state().phase.is_taking()
+        self.state().phases.is_taking()
     }
 
     /// Returns the time at which the session failed, if it did.
     pub(super) fn failed_since(&self) -> Option<Instant> {
-        let state = self.state();
-        matches!(state.phase, Phase::Failed { .. }).then_some(state.since)
+        self.state().phases.over_since()
     }
 
     /// Returns the known origin of a dump that ends with CLOSE. The tasks are still frozen.
@@ -353,42 +316,9 @@ impl Session {
 
     /// Takes the dump for sealing. It can still be discarded until [`Sealing::images_are_in`].
     pub(super) fn begin_seal(&self) -> Result<(Dump, Sealing<'_>), StoreError> {
-        let mut state = self.state();
-        match state.enter(Phase::Images) {
-            Phase::Closed(dump) => Ok((*dump, Sealing::new(self))),
-            other => {
-                let error = match &other {
-                    Phase::Failed { code, reason } => self.failed(*code, reason),
-                    unready => SessionError::NotClosed {
-                        session: self.id.clone(),
-                        phase: unready.name(),
-                    }
-                    .into(),
-                };
-                state.enter(other);
-                Err(error)
-            }
-        }
-    }
-
-    /// Moves the session from receiving to `next`, unless it was discarded meanwhile.
-    fn leave_receiving(&self, next: Phase) -> Result<(), StoreError> {
-        let mut state = self.state();
-        match &state.phase {
-            Phase::Failed { code, reason } => Err(self.failed(*code, reason)),
-            _ => {
-                state.enter(next);
-                Ok(())
-            }
-        }
-    }
-
-    fn failed(&self, code: ErrorCode, reason: &str) -> StoreError {
-        StoreError::Session(SessionError::Failed {
-            session: self.id.clone(),
-            code,
-            reason: reason.to_owned(),
-        })
+        let dump = self.state().phases.begin_seal(Instant::now(), &self.id);
+        let dump = dump.map_err(SessionError::from)?;
+        Ok((*dump, Sealing::new(self)))
     }
 
     fn is_over(&self) -> bool {
@@ -439,13 +369,13 @@ impl SessionSink {
         self.session
             .measured(|measured| measured.closed(dump.waited));
         if self.session.request.seal_follows {
-            self.session
-                .leave_receiving(Phase::Closed(Box::new(dump)))?;
+            let (now, id) = (Instant::now(), &self.session.id);
+            let closed = self.session.state().phases.close(now, id, Box::new(dump));
+            closed.map_err(|(failed, _)| SessionError::from(failed))?;
             self.session.ended.send_replace(true);
             return Ok(());
         }
-        self.session.leave_receiving(Phase::Sealing)?;
-        let sealing = Sealing::new(&self.session);
+        let sealing = Sealing::of_received(&self.session)?;
         if dump.spaces.iter().all(|space| space.pages == 0) {
             // There is nothing to keep, and no client could adopt it.
             self.store.forget_session(&self.session.id);
@@ -549,7 +479,7 @@ impl PageSink for SessionSink {
         self.builder = None;
         self.share = None;
         let mut state = self.session.state();
-        if matches!(state.phase, Phase::Receiving) {
+        if state.phases.is_receiving() {
             let released = state.fail(self.failure, reason);
             drop(state);
             drop(released);
@@ -562,8 +492,7 @@ impl Drop for SessionSink {
     fn drop(&mut self) {
         // A thread that panics must not leave the job locked.
         self.abort("its connection was dropped");
-        // The callback holds the connection open.
-        self.session.state().hang_up = None;
+        self.session.state().phases.disconnected();
     }
 }
 

@@ -4,6 +4,7 @@ use permafrost_pmem::PageError;
 use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_protocol::manifest::{JobNameError, RestoreOptionError};
 use permafrost_protocol::pageserver::SpaceId;
+use permafrost_protocol::session::PhaseError;
 
 /// Reason why a session is not opened, takes no pages or cannot be ended.
 #[derive(Debug, thiserror::Error)]
@@ -19,29 +20,12 @@ pub enum SessionError {
     NoOtherNode,
     #[error("job {job} has {holder} under way")]
     JobBusy { job: String, holder: String },
-    #[error("session {session} is {phase} and takes no other connection")]
-    NotOpen {
-        session: String,
-        phase: &'static str,
-    },
-    #[error("session {session} is {phase}, not closed: CRIU's CLOSE has not come")]
-    NotClosed {
-        session: String,
-        phase: &'static str,
-    },
-    #[error("session {session} is being sealed")]
-    BeingSealed { session: String },
+    #[error(transparent)]
+    Phase(#[from] PhaseError),
     #[error("session {session} is being listed by the cluster")]
     BeingListed { session: String },
     #[error("the session is over")]
     Over,
-    #[error("session {session} failed: {reason}")]
-    Failed {
-        session: String,
-        /// Error code of that failure.
-        code: ErrorCode,
-        reason: String,
-    },
     #[error("pages before any address space was opened")]
     NoSpaceOpen,
     #[error("hole of {pages} pages at {vaddr:#x} of {space}, which the parent does not have")]
@@ -67,13 +51,8 @@ impl ReportedError for SessionError {
             | Self::NoParent { .. }
             | Self::MapRoot { .. } => ErrorCode::Invalid,
             Self::NoOtherNode => ErrorCode::Unavailable,
-            Self::JobBusy { .. }
-            | Self::NotOpen { .. }
-            | Self::NotClosed { .. }
-            | Self::BeingSealed { .. }
-            | Self::BeingListed { .. }
-            | Self::Over => ErrorCode::Conflict,
-            Self::Failed { code, .. } => *code,
+            Self::JobBusy { .. } | Self::BeingListed { .. } | Self::Over => ErrorCode::Conflict,
+            Self::Phase(error) => error.code(),
         }
     }
 
@@ -88,18 +67,12 @@ impl ReportedError for SessionError {
             Self::JobBusy { .. } => {
                 "wait for it to end, or discard it (`permafrost status` shows it, `permafrost abort SESSION`)"
             }
-            Self::NotOpen { .. } => "open a session for every dump",
-            Self::NotClosed { .. } => "seal after CRIU has sent all pages (the post-dump action)",
-            Self::BeingSealed { .. } => "remove the checkpoint when it is there",
+            Self::Phase(error) => error.hint(),
             Self::BeingListed { .. } => "abort it in a minute, on any node that lists it",
             Self::NotInParent { .. } => {
                 "dump without --prev-images-dir, or into a session of the job that has the parent"
             }
-            Self::Over
-            | Self::Failed { .. }
-            | Self::NoSpaceOpen
-            | Self::NoParent { .. }
-            | Self::MapRoot { .. } => "",
+            Self::Over | Self::NoSpaceOpen | Self::NoParent { .. } | Self::MapRoot { .. } => "",
         }
     }
 }

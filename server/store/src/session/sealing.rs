@@ -1,9 +1,11 @@
 //! Seals a session.
 
+use std::time::Instant;
+
 use permafrost_protocol::control::{ErrorCode, ReportedError};
 
-use super::super::StoreError;
-use super::{Phase, Session};
+use super::super::{SessionError, StoreError};
+use super::Session;
 
 /// A session that is being sealed. If it is dropped before [`Sealing::done`] (an error, a panic), the session
 /// has failed, and releases its job.
@@ -20,12 +22,20 @@ impl<'a> Sealing<'a> {
         }
     }
 
+    /// Begins to seal a session whose pages are all of it.
+    ///
+    /// # Errors
+    /// The session has been discarded.
+    pub(super) fn of_received(session: &'a Session) -> Result<Self, StoreError> {
+        let sealing = session.state().phases.seal(Instant::now(), &session.id);
+        sealing.map_err(SessionError::from)?;
+        Ok(Self::new(session))
+    }
+
     /// Returns why sealing fails: because the session was discarded meanwhile, or else with `error`.
     pub(crate) fn explain(&self, error: StoreError) -> StoreError {
-        match &self.session.state().phase {
-            Phase::Failed { code, reason } => self.session.failed(*code, reason),
-            _ => error,
-        }
+        let checked = self.session.state().phases.check(&self.session.id);
+        checked.map_or_else(|failed| SessionError::from(failed).into(), |()| error)
     }
 
     /// Ends the time in which the session can be discarded: its small images are in.
@@ -33,14 +43,12 @@ impl<'a> Sealing<'a> {
     /// # Errors
     /// The session has been discarded.
     pub(crate) fn images_are_in(&self) -> Result<(), StoreError> {
-        let mut state = self.session.state();
-        match &state.phase {
-            Phase::Failed { code, reason } => Err(self.session.failed(*code, reason)),
-            _ => {
-                state.enter(Phase::Sealing);
-                Ok(())
-            }
-        }
+        let sealing = self
+            .session
+            .state()
+            .phases
+            .seal(Instant::now(), &self.session.id);
+        Ok(sealing.map_err(SessionError::from)?)
     }
 
     /// Marks the session as a checkpoint; the next dump of the job may begin.
@@ -48,6 +56,7 @@ impl<'a> Sealing<'a> {
         self.done = true;
         // Unlocking calls the registry: not under the session's own lock.
         let mut state = self.session.state();
+        state.phases.done(Instant::now());
         let over = (state.job_guard.take(), state.turn.take());
         drop(state);
         drop(over);
@@ -62,14 +71,13 @@ impl<'a> Sealing<'a> {
     fn fail(&mut self, code: ErrorCode, reason: &str) {
         self.done = true;
         let mut state = self.session.state();
-        if matches!(state.phase, Phase::Failed { .. }) {
-            // The session was discarded while its images came.
-            return;
-        }
         let released = state.fail(code, reason);
         drop(state);
-        drop(released);
-        self.session.log_failure(reason);
+        // Otherwise the session was discarded while its images came.
+        if let Some(released) = released {
+            drop(released);
+            self.session.log_failure(reason);
+        }
     }
 }
 
