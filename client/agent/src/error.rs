@@ -43,7 +43,7 @@ impl ReportedError for DumpError {
             Self::ImageChanged { .. } => {
                 "dump again, and let nobody write into the images directory"
             }
-            Self::Ended { .. } | Self::Image { .. } => "",
+            Self::Image { .. } => "",
         }
     }
 }

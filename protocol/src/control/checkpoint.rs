@@ -102,6 +102,9 @@ pub struct Checkpoint {
     /// Work that the task had done. Absent if it was not measured.
     #[prost(message, optional, boxed, tag = "18")]
     pub work: Option<Box<Work>>,
+    /// Those of `nodes` whose copy is known to be damaged. Determined when the checkpoint is listed, and never stored.
+    #[prost(string, repeated, tag = "19")]
+    pub damaged_nodes: Vec<String>,
     /// Processes of a parked session (16 at most), and their programs as far as they are known.
     #[prost(message, repeated, tag = "40")]
     pub parked_processes: Vec<DumpedProcess>,

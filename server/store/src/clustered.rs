@@ -505,7 +505,8 @@ fn listed_after(
 fn line(entry: Registered) -> control::Checkpoint {
     let damaged = entry.nodes.iter().filter(|node| entry.is_damaged_on(node));
     control::Checkpoint {
-        nodes: entry.good().chain(damaged).cloned().collect(),
+        nodes: entry.good().chain(damaged.clone()).cloned().collect(),
+        damaged_nodes: damaged.cloned().collect(),
         copies_wanted: entry.wanted_copies,
         ..entry.checkpoint
     }

@@ -592,6 +592,7 @@ impl Store {
             // Set by the registry, when the checkpoint is listed.
             nodes: Vec::new(),
             copies_wanted: 0,
+            damaged_nodes: Vec::new(),
             damaged: String::new(),
             work: manifest.origin.as_ref().and_then(control::Work::of),
             parked_processes: parked::processes_of(manifest),

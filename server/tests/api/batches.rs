@@ -450,21 +450,28 @@ async fn what_cannot_be_resumed_begins_anew_and_nodes_that_cannot_are_named() {
 
 #[tokio::test]
 async fn a_damaged_copy_is_none() {
-    let source = three_nodes();
-    source.checkpoints.lock()[0].damaged = "page 7".into();
-    let asked = asked(source);
-    let answer = asked
-        .ok("/v1/resume", &json!({"checkpoints": ["sort"]}))
-        .await;
-    let nodes = answer["answers"][0]["nodes"].as_array().unwrap();
-    assert_eq!(
-        (&nodes[0]["node"], &nodes[0]["local"]),
-        (&json!("b"), &json!(true))
-    );
-    assert_eq!(
-        (&nodes[1]["node"], &nodes[1]["local"]),
-        (&json!("a"), &json!(false))
-    );
+    // This node's own copy, and another node's as the cluster lists it.
+    for (damaged, whole) in [("a", "b"), ("b", "a")] {
+        let source = three_nodes();
+        {
+            let sort = &mut source.checkpoints.lock()[0];
+            match damaged {
+                "a" => sort.damaged = "page 7".into(),
+                other => sort.damaged_nodes = vec![other.into()],
+            }
+        }
+        let asked = asked(source);
+        let answer = asked
+            .ok("/v1/resume", &json!({"checkpoints": ["sort"]}))
+            .await;
+        let nodes = answer["answers"][0]["nodes"].as_array().unwrap();
+        let local = |name: &str| {
+            let node = nodes.iter().find(|node| node["node"] == name);
+            node.unwrap()["local"].clone()
+        };
+        assert_eq!(local(whole), json!(true));
+        assert_eq!(local(damaged), json!(false));
+    }
 }
 
 #[tokio::test]

@@ -311,15 +311,16 @@ impl Image {
     }
 }
 
-/// Returns the nodes with a copy, without this node if its own copy is known to be damaged. Damage on other nodes
-/// is not in the snapshot. A store without a cluster names no nodes, and is the only holder.
+/// Returns the nodes with a copy that is not known to be damaged. A store without a cluster names no nodes, and is the
+/// only holder.
 fn holders(asked: &Asked<'_>, checkpoint: &Checkpoint) -> Vec<NodeId> {
     let world = asked.world;
     let own = world.names().id(world.own_name());
     let mut holders: Vec<NodeId> = if checkpoint.nodes.is_empty() {
         own.into_iter().collect()
     } else {
-        let names = checkpoint.nodes.iter();
+        let whole = |name: &&String| !checkpoint.damaged_nodes.contains(name);
+        let names = checkpoint.nodes.iter().filter(whole);
         names.filter_map(|name| world.names().id(name)).collect()
     };
     if !checkpoint.damaged.is_empty() {
