@@ -78,7 +78,7 @@ pub struct Session {
     ended: watch::Sender<bool>,
 }
 
-/// What an open session has for its dump.
+/// Resources of an open session, for its dump.
 struct Opened {
     /// Keeps the parent's segments.
     parent: Option<Parent>,
