@@ -174,16 +174,10 @@ impl fmt::Display for PageNo {
 
 fn random_bytes() -> [u8; 16] {
     let mut bytes = [0; 16];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        // Up to 256 bytes come whole once the pool is initialised; EINTR only before that.
-        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(n) => filled += n,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => panic!("getrandom: {errno}"),
-        }
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => bytes,
+        Err(error) => panic!("getrandom: {error}"),
     }
-    bytes
 }
 
 #[cfg(test)]
