@@ -1,8 +1,7 @@
 //! Damage of a region: lost checkpoints and journal records, and the reason why it takes no more writes.
 
-use std::fmt;
-use std::io;
 use std::sync::Arc;
+use std::{fmt, io};
 
 use crate::alloc::Lease;
 use crate::error::{JournalFault, OpenError};

@@ -1,9 +1,10 @@
 //! Opening a region: recovers the sealed set after a crash.
 
-use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
 
 use crate::alloc::{Allocator, Lease, to_extents};
 use crate::checkpoint::StoredCheckpoint;

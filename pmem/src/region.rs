@@ -1,9 +1,10 @@
 //! A region: a formatted medium and the checkpoints in it.
 
-use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::checkpoint::StoredCheckpoint;
 use crate::damage::{JournalDamage, RegionFailure, UnreadableCheckpoint};

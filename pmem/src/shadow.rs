@@ -7,12 +7,11 @@ use zerocopy::little_endian::U32;
 
 use crate::checkpoint::StoredCheckpoint;
 use crate::convert::to_u64;
-use crate::cpu;
 use crate::error::{ShadowError, outside};
 use crate::map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, ParentPage, RunKind};
 use crate::region::Region;
 use crate::segment::SegmentWriter;
-use crate::{PAGE_BYTES, PAGE_SIZE};
+use crate::{PAGE_BYTES, PAGE_SIZE, cpu};
 
 /// Bytes of a blob read at a time.
 const BLOB_CHUNK: usize = 64 * PAGE_SIZE;

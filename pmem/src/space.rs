@@ -1,9 +1,9 @@
 //! Medium, geometry and allocator of a region, which checkpoints and shadows share.
 
-use parking_lot::Mutex;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 

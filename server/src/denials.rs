@@ -4,14 +4,15 @@
 //! likely has the node's access to etcd, too, and must not be able to take the denial back. So an operator takes it
 //! back on each node.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 
-use crate::error::SetupError;
+use parking_lot::Mutex;
 use permafrost_cluster::{EtcdRegistry, HeardDenials};
 use permafrost_identity::{Denial, IdentityError, ReloadingIdentity};
 use permafrost_protocol::control::{self, request};
 use permafrost_store::StoreError;
+
+use crate::error::SetupError;
 
 /// Name of the list in the data directory.
 pub const DENIED_FILE: &str = permafrost_identity::DENIED;

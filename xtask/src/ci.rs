@@ -1,12 +1,12 @@
 //! `cargo xtask test`: everything that CI runs, in order.
 
-use parking_lot::Mutex;
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use parking_lot::Mutex;
 use permafrost_tests::{binaries, criu, etcd, faketime, runc};
 
 use crate::setup::{self, Criu};

@@ -7,8 +7,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::ci::{self, Count};
-use crate::docs;
-use crate::paths;
+use crate::{docs, paths};
 
 /// Line in ARCHITECTURE.md before the drawing of the crates.
 const DRAWING: &str = "```text crates";

@@ -1,12 +1,12 @@
 //! [`Backend`] of an agent: the storage nodes keep the checkpoints.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_criu::ProgressReceiver;
 use permafrost_criu::directory::{self, ImagesDir};
 use permafrost_criu::frontend::{self, StreamError};

@@ -1,10 +1,10 @@
 //! A dump through an agent: a session of a node, and the one stream that brings its pages to the node.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_criu::frontend::{PageSink, SinkError};
 use permafrost_protocol::control::{self, ErrorCode, SessionOpened, SessionStatus, request};
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;

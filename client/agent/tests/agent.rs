@@ -1,6 +1,5 @@
 //! Tests of an agent over nodes that fail: the agent never passes on incomplete data as complete.
 
-use parking_lot::Mutex;
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
@@ -9,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use permafrost_agent::{Agent, AgentOptions, StorageNode, host};
 use permafrost_identity::{Authority, CertificateOrder, DENIED, DenyList, Namespaces, Peer, Role};
 use permafrost_protocol::control::{self, ErrorCode, request};

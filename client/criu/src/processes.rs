@@ -3,9 +3,8 @@
 //! Processes come and go while `/proc` is read, so each function documents in which direction its result may be
 //! wrong.
 
-use std::fs;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use permafrost_protocol::manifest::MAX_SMALL_IMAGES;
 use permafrost_protocol::pageserver::MAX_SPACES;

@@ -1,10 +1,10 @@
 //! Register of the open connections, which end when their peer's certificate is no longer valid.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use rustls::pki_types::CertificateDer;
 
 use super::Subject;

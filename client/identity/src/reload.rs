@@ -1,6 +1,5 @@
 //! An identity that is reloaded when its files change.
 
-use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,6 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustls::pki_types::CertificateDer;
 
 use super::deny::{Denial, DenyFiles, DenyList};

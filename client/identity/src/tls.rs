@@ -3,18 +3,17 @@
 //! All verification is WebPKI's. There is no session resumption: connections live long, and each new one must
 //! use the current certificates, dates and CAs.
 
-use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::RwLock;
 use permafrost_protocol::wire::ALPN;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use rustls::client::Resumption;
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};

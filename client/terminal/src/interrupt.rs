@@ -1,11 +1,11 @@
 //! Handles Ctrl-C, SIGTERM and SIGHUP: they end the connection to the daemon, so that a call that waits for the
 //! daemon fails in its ordinary way and cleans up. Nothing is killed.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
+use parking_lot::Mutex;
 use permafrost_transport::control::{Canceller, Connection};
 use rustix::process::{Pid, Signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};

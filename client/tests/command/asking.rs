@@ -1,12 +1,12 @@
 //! Tests of `nodes`, `cost`, `plan` and `token` against an API that is a thread of the test: the requests, the
 //! output, and the exit codes and words for scripts.
 
-use parking_lot::Mutex;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::process::Stdio;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use permafrost_criu::origin;
 use serde_json::{Value, json};
 

@@ -1,6 +1,5 @@
 //! Tests of dumps: the requests to CRIU and the daemon, and the messages and files after a failure of either.
 
-use parking_lot::Mutex;
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -10,6 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use permafrost_criu::origin::{self, ProcessStat};
 use permafrost_criu::verdict::SealBy;
 use permafrost_protocol::control::{

@@ -1,6 +1,5 @@
 //! A daemon that is a thread, a CRIU that is a script, a process to dump, and checks of a command's output.
 
-use parking_lot::Mutex;
 use std::io::Write;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -8,6 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::{fs, thread};
 
+use parking_lot::Mutex;
 use permafrost_protocol::control::{
     self, Checkpoint, Detail, ErrorCode, Reply, Request, Work, reply, request,
 };

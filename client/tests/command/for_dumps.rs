@@ -1,11 +1,11 @@
 //! Shared parts of the tests that dump: the daemon for them, the scripts, and checks of requests and leftovers.
 
-use parking_lot::Mutex;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use permafrost_criu::verdict::Verdict;
 use permafrost_protocol::control::{
     Done, ErrorCode, Exported, ServerStatus, SessionOpened, reply, request,

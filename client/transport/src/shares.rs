@@ -1,8 +1,9 @@
 //! Limits the part of a shared resource that one peer or caller may hold.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Counters of held shares, by caller and in all.
 #[derive(Debug)]

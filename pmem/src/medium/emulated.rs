@@ -14,15 +14,15 @@
 //!
 //! Not modelled: interference of reads and writes, a write's place on the device.
 
-use parking_lot::Mutex;
 use std::borrow::Cow;
-use std::fmt;
-use std::io;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use std::{fmt, io};
+
+use parking_lot::Mutex;
 
 use super::{Flushed, Guarantee, Medium};
 use crate::convert::{to_u64, to_usize};

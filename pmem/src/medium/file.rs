@@ -8,7 +8,6 @@
 //! that wait through it. A thread could so take the error of another, which would then see success. Therefore each
 //! fence has a description to itself while it waits. All of them are as old as the medium: none has missed an error.
 
-use parking_lot::{Condvar, Mutex};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -17,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memmap2::MmapRaw;
+use parking_lot::{Condvar, Mutex};
 
 use super::flushed::cover;
 use super::raw::RawBytes;

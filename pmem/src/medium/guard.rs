@@ -12,13 +12,13 @@
 //! only grows, whose entries are read under a version number each. Addresses that belong to no guarded mapping go to
 //! the handler that was there before.
 
-use parking_lot::Mutex;
-use std::io;
-use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
 };
+use std::{io, ptr};
+
+use parking_lot::Mutex;
 
 use crate::convert::{to_u64, to_usize};
 use crate::{PAGE_BYTES, PAGE_SIZE};

@@ -18,11 +18,11 @@
 //! run of a scenario serves every cut of it. [`SimMedium::fail_from`] instead stops a medium for good in mid-run, to
 //! test the program's error handling.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::io;
 
 use memmap2::{MmapMut, MmapRaw};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::raw::{RawBytes, check_streaming};
 use super::{Flushed, Guarantee, Medium, MediumKind};

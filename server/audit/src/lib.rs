@@ -15,11 +15,11 @@ mod event;
 mod file;
 mod limit;
 
-use parking_lot::Mutex;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use permafrost_agent::host::Client;
 use permafrost_identity::Peer;
 use permafrost_protocol::control::{self, ErrorCode};
@@ -28,9 +28,10 @@ use serde::Serialize;
 pub use event::name_of;
 pub use event::{AuditWeight, AuditedRequest};
 
+use permafrost_store::clock::unix_ms;
+
 use file::Writer;
 use limit::{Limiter, Verdict};
-use permafrost_store::clock::unix_ms;
 
 /// Longest part of a name or message that a line repeats, characters.
 const MAX_TEXT_CHARS: usize = 300;

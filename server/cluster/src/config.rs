@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::error::{SetupError, UrlDefect};
 use permafrost_identity::IdentityError;
 use permafrost_store::StoreError;
+
+use crate::error::{SetupError, UrlDefect};
 
 /// Default prefix of all keys; the catalog's URL may name another.
 pub const DEFAULT_PREFIX: &str = "/permafrost/v1";

@@ -3,7 +3,6 @@
 //! The client's own balancing sends calls to dead members too, and waits for silent ones; so there is one
 //! client a member here, and a preferred member that moves on when it fails.
 
-use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::future::Future;
@@ -11,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use etcd_client::{Client, ConnectOptions, Error, KeyValue, Txn, TxnOpResponse};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::config::ClusterConfig;

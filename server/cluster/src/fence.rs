@@ -5,11 +5,12 @@
 //! run at about the same speed. etcd stops changes that were under way at that moment: every transaction
 //! compares the registration's create revision, the *fencing token*, which never comes back once it is gone.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use crate::error::RegistryError;
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_store::StoreError;
+
+use crate::error::RegistryError;
 
 /// Time since the machine's start. Goes on while the machine is suspended, as etcd's clock elsewhere does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

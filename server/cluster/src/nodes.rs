@@ -1,11 +1,11 @@
 //! A view of the nodes, updated by a watch.
 
-use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Error, EventType, GetOptions, KeyValue, WatchOptions};
+use parking_lot::RwLock;
 
 use super::etcd::Etcd;
 use super::fence::Tick;

@@ -6,11 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use permafrost_protocol::control::Checkpoint;
+use permafrost_protocol::control::{Checkpoint, ErrorCode, ReportedError};
 use permafrost_store::{ContentDigest, Registered, Registry as _, StoreError};
 
 use super::EtcdRegistry;
-use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 /// A checkpoint in a node's region.
 #[derive(Clone, Debug, PartialEq)]

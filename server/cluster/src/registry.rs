@@ -10,15 +10,15 @@ mod locks;
 mod operator;
 mod withdrawn;
 
-use parking_lot::Mutex;
 use std::future::Future;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp};
+use parking_lot::Mutex;
 use permafrost_identity::ReloadingIdentity;
 use permafrost_protocol::control::Checkpoint;
-use permafrost_store::{JobLock, Registered, Registry, StoreError};
+use permafrost_store::{JobLock, MissingObject, Registered, Registry, StoreError};
 use prost::Message as _;
 use tokio::runtime::Handle;
 
@@ -31,7 +31,6 @@ use super::values::Entry;
 use crate::error::RegistryError;
 use crate::values::ValueError;
 use locks::{Held, Locks};
-use permafrost_store::MissingObject;
 
 /// The registry, seen from one node. Clones share their state.
 #[derive(Clone)]

@@ -5,13 +5,14 @@
 
 use std::collections::BTreeSet;
 
-use crate::error::NodesError;
 use permafrost_identity::Signed;
 use permafrost_metering::costs::NodeReport;
 use permafrost_protocol::control::Checkpoint;
 use permafrost_store::{Registered, StoreError};
 use prost::Message;
 use serde::{Deserialize, Serialize};
+
+use crate::error::NodesError;
 
 /// Version of all values.
 pub(crate) const VERSION: u32 = 1;

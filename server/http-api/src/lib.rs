@@ -28,10 +28,10 @@ mod say;
 mod shares;
 mod tasks;
 
-use parking_lot::RwLock;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLock;
 use permafrost_api_types::events::ApiEvent;
 use tokio::sync::{Notify, Semaphore, broadcast, watch};
 

@@ -4,12 +4,11 @@
 //! the last snapshot and report its age; if one panics, the next begins anew. A task on the runtime decides
 //! when to poll.
 
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use permafrost_api_types::events::ApiEvent;
 use permafrost_api_types::reserve::Direction;

@@ -1,8 +1,9 @@
 //! Limits the share of a common resource that one caller may hold.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 pub(super) use permafrost_transport::shares::{Share, Shares};
 

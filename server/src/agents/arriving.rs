@@ -2,12 +2,13 @@
 
 use std::io::{self, Read};
 
-use crate::error::RequestError;
 use bytes::Bytes;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::Prepared;
 use permafrost_store::{SmallImages, StoreError};
 use permafrost_transport::peer::{FrameSource, Replies};
+
+use crate::error::RequestError;
 
 /// Small images of a conversation, up to its commit. The wire's receiver has checked that names are plain and
 /// unique, and that each image is as long as announced.

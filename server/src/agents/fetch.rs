@@ -13,12 +13,11 @@ use permafrost_protocol::control::{self, ReportedError};
 use permafrost_protocol::manifest::{Image, Manifest};
 use permafrost_protocol::wire::frame::{Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::message::request;
-use permafrost_store::{Fetch, Fetched, Store, StoreError};
+use permafrost_store::{Fetch, Fetched, MissingObject, Store, StoreError};
 use permafrost_transport::peer::{FrameSink, PeerError};
 
 use super::rights::{authorize, check_read, denied, job_of};
 use crate::error::{RequestError, Right};
-use permafrost_store::MissingObject;
 
 const PAGE_BYTES: usize = 4096;
 

@@ -9,7 +9,7 @@ use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode, ReportedError};
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
-use permafrost_store::{Adoption, Session, SessionSink, StoreError};
+use permafrost_store::{Adoption, MissingObject, Session, SessionSink, StoreError};
 use permafrost_transport::peer::{FrameSource, ReceivedFrame, Replies};
 
 use super::arriving::ArrivingImages;
@@ -17,7 +17,6 @@ use super::rights::{authorize, check_dump, check_read, job_of};
 use super::spool::Spool;
 use super::{Agents, name_of};
 use crate::error::RequestError;
-use permafrost_store::MissingObject;
 
 const PAGE_BYTES: u64 = 4096;
 

@@ -9,13 +9,13 @@ mod rights;
 mod spool;
 mod turns;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_cluster::Operate;
 use permafrost_identity::Peer;
 use permafrost_metering::queues::{Queues, Reservations};

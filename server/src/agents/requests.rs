@@ -6,14 +6,13 @@ use permafrost_metering::queues::{Admission, expected_bytes};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, Reply, Request, reply, request};
 use permafrost_protocol::manifest::JobName;
-use permafrost_store::{Durability, SessionRequest, StoreError};
+use permafrost_store::{Durability, MissingObject, SessionRequest, StoreError};
 
 use super::rights::{authorize, check_delete, check_delete_parked, job_of, reads};
 use super::turns::Admitted;
 use super::{Agents, name_of};
 use crate::denials::{DenialLists, no_certificates};
 use crate::error::RequestError;
-use permafrost_store::MissingObject;
 
 impl Agents {
     /// Answers a control request that came by QUIC.

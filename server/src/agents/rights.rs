@@ -1,10 +1,11 @@
 //! Rights of peers: one function decides from a request's needs whether its peer may make it.
 
-use crate::error::{DeniedError, Right};
 use permafrost_identity::{Action, Peer, Role};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::JobName;
+
+use crate::error::{DeniedError, Right};
 
 /// Checks that `peer` may make a request, before anything is looked up for it. Rights that depend on stored data are
 /// checked as soon as the data is found: the owner of a session, and the job in a checkpoint's manifest.

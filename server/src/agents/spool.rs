@@ -1,7 +1,6 @@
 //! Directory for the small images with which an agent adopts a parked session: an images directory of the daemon's
 //! own, because the images may decide which session is chosen.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
@@ -10,10 +9,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::error::RequestError;
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_store::StoreError;
 use permafrost_transport::peer::ReceivedFrame;
+
+use crate::error::RequestError;
 
 /// Small images of one adoption together, bytes. CRIU's have a few kilobytes; ghost files and the contents of tmpfs
 /// may be large.

@@ -1,9 +1,9 @@
 //! The registry as the sweep of this node sees it: lists checkpoints, and decides whether an unlisted copy may be
 //! removed.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_cluster::rebuild::keep_numbers;
 use permafrost_cluster::repair::Standing;
 use permafrost_cluster::{

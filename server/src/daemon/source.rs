@@ -1,11 +1,11 @@
 //! The daemon as the source of the HTTP API: its own figures, the accepted figures from other nodes' reports, the
 //! listed checkpoints, and the queues.
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use permafrost_agent::host::arguments::in_full;
 use permafrost_api_types::events::ApiEvent;
 use permafrost_api_types::figure::{Figure, Known};

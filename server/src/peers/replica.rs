@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::error::RequestError;
 use permafrost_cluster::replication::apply;
 use permafrost_protocol::control;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
 use permafrost_store::{ReplicaRequest, Store};
 use permafrost_transport::peer::{FrameSource, Replies};
+
+use crate::error::RequestError;
 
 /// Receives a copy, from its opening to its seal. If the conversation ends before the commit, the received pages are
 /// freed.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use permafrost_criu::directory::ImagesDir;
 use permafrost_pmem::{BlobError, StoredCheckpoint};
 use permafrost_protocol::control;
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_protocol::manifest::{Image, Manifest, Origin, TakenBy};
 
 use super::dump::map_root;
@@ -18,7 +19,6 @@ use super::{Store, StoreError, check_job, digest, manifest_of};
 use crate::clock::unix_ms;
 use crate::reader::checkpoint_name;
 use crate::{MissingObject, ReadingError, SealingError};
-use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 /// Name of the statistics image, which CRIU writes after everything else: an adoption by CRIU's action script
 /// comes before it.

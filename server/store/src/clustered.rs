@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use permafrost_pmem::{ATTR_PROVISIONAL, ATTR_PUBLISHED, CheckpointId, Shadow, StoredCheckpoint};
 use permafrost_protocol::control;
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_protocol::manifest::{JobName, Kind};
 use permafrost_protocol::wire::message::Commit;
 
@@ -18,10 +19,10 @@ use super::seal::{Contents, Numbering, check_wanted};
 use super::{Store, StoreError, digest, job_name, manifest_of};
 use crate::clock::unix_ms;
 use crate::reader::checkpoint_name;
-use crate::{CopiesRequest, CopyStreams, Durability, Replicate};
-use crate::{Registered, Registry};
-use crate::{SealingError, SessionError};
-use permafrost_protocol::control::{ErrorCode, ReportedError};
+use crate::{
+    CopiesRequest, CopyStreams, Durability, Registered, Registry, Replicate, SealingError,
+    SessionError,
+};
 
 /// Cluster services that a store uses when it is one node of several.
 pub struct ClusterServices {

@@ -9,8 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::dump::map_root;
 use super::{StoreError, manifest_of};
-use crate::ContentDigest;
-use crate::ReadingError;
+use crate::{ContentDigest, ReadingError};
 
 /// Returns the digest of the address spaces alone, which is compared at CLOSE, before there are images.
 pub(super) fn of_spaces(spaces: &[AddressSpace]) -> ContentDigest {

@@ -15,8 +15,7 @@ use tokio::sync::watch;
 
 use super::kin::match_processes;
 use super::{StoreError, digest};
-use crate::SessionError;
-use crate::{ContentDigest, CopyStreams};
+use crate::{ContentDigest, CopyStreams, SessionError};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 

@@ -9,8 +9,7 @@ use permafrost_protocol::wire::message::FetchOpened;
 
 use super::reader::checkpoint_name;
 use super::{Fetch, Store, StoreError, digest};
-use crate::MissingObject;
-use crate::{ContentDigest, Elsewhere};
+use crate::{ContentDigest, Elsewhere, MissingObject};
 
 impl Store {
     /// Sets the remote source of checkpoints that are not here, once. Must be called before requests come. Returns

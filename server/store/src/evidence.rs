@@ -10,14 +10,13 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use permafrost_criu::directory::ImagesDir;
 use permafrost_pmem::{PAGE_SIZE, StoredCheckpoint};
-use permafrost_protocol::images::{DumpStats, ImageName, mm_name, read_mappings};
+use permafrost_protocol::images::{DumpStats, ImageError, ImageName, mm_name, read_mappings};
 use permafrost_protocol::manifest::{AddressSpace, Manifest, Origin, SpaceType};
 
 use super::StoreError;
 use super::dump::map_root;
 use crate::clock::unix_ms;
 use crate::{ImagesError, ReadingError};
-use permafrost_protocol::images::ImageError;
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 

@@ -8,8 +8,7 @@ use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
 use super::dump::{Parent, map_root};
 use super::reader::{PAGE_BYTES, ReadError, Reader};
 use super::{Store, StoreError, digest, manifest_of};
-use crate::ContentDigest;
-use crate::MissingObject;
+use crate::{ContentDigest, MissingObject};
 
 /// Pages handed out at once: the capacity of a wire frame.
 const CHUNK_PAGES: u32 = 64;

@@ -13,8 +13,7 @@ use permafrost_protocol::images::ImageName;
 use permafrost_protocol::manifest::{AddressSpace, Image, MAX_SMALL_IMAGES};
 
 use super::StoreError;
-use crate::CopyStreams;
-use crate::ImagesError;
+use crate::{CopyStreams, ImagesError};
 
 /// Bytes of an image that are collected before they are written.
 pub(super) const IMAGE_CHUNK: usize = 64 * PAGE_SIZE;

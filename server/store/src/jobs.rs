@@ -1,9 +1,10 @@
 //! One writer per job: a lineage grows at its head only.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::JobLock;
 

@@ -39,12 +39,12 @@ mod session;
 mod stream;
 mod usage;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, Region};
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::manifest::{

@@ -13,8 +13,9 @@ use super::anywhere::Anywhere;
 use super::counters::Counters;
 use super::dump::Parent;
 use super::session::{Session, SessionRequest};
-use crate::CopyStreams;
-use crate::{Beginning, DumpDone, Observer, Ongoing, RestoreDone, StoreEvent, Transferred};
+use crate::{
+    Beginning, CopyStreams, DumpDone, Observer, Ongoing, RestoreDone, StoreEvent, Transferred,
+};
 
 /// Measurements of one session.
 pub(super) struct Measured {

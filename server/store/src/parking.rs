@@ -5,14 +5,13 @@
 //! so that a restart continues it. A crash loses at most [`SAVE_PERIOD`] of it, and the dump is kept for that
 //! much longer.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;

@@ -1,13 +1,14 @@
 //! Files of lines that belong to this user or root and that nobody else can read or write. They are read again
 //! when they change.
 
-use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// Minimum time between two checks of a file: one `stat` each, and only when its contents are requested.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);

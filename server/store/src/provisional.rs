@@ -10,9 +10,7 @@ use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 
 use super::{Store, StoreError, digest, manifest_of};
-use crate::ContentDigest;
-use crate::Registered;
-use crate::SealingError;
+use crate::{ContentDigest, Registered, SealingError};
 
 /// A checkpoint that this node holds.
 #[derive(Clone, Debug)]

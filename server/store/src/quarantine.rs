@@ -4,11 +4,11 @@
 //! unless another node has a copy. The quarantine is kept in memory, and in a cluster also in the registry: a
 //! restarted node quarantines the checkpoints listed as damaged, until the scrub has read them.
 
-use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::{OnceLock, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use permafrost_protocol::control;
 use permafrost_protocol::wire::message::{Verified, request};
 

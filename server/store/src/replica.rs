@@ -27,8 +27,7 @@ use super::dump::{DumpBuilder, Parent};
 use super::images::IMAGE_CHUNK;
 use super::seal::{Contents, Numbering};
 use super::{Store, StoreError, check_job, digest, manifest_of};
-use crate::ContentDigest;
-use crate::CopyError;
+use crate::{ContentDigest, CopyError};
 
 /// Request to open a copy.
 pub struct ReplicaRequest {

@@ -19,8 +19,7 @@ use super::session::{Sealing, Session};
 use super::{Index, Store, StoreError, digest};
 use crate::clock::unix_ms;
 use crate::reader::checkpoint_name;
-use crate::{ContentDigest, CopyStreams};
-use crate::{ImagesError, MissingObject, ReadingError, SealingError};
+use crate::{ContentDigest, CopyStreams, ImagesError, MissingObject, ReadingError, SealingError};
 
 /// Contents of a manifest, apart from the fields that the store adds.
 pub(super) struct Contents {

@@ -7,11 +7,11 @@
 
 mod sealing;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_criu::frontend::{PageSink, SinkError};
 use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::control::{self, ErrorCode, ReportedError, SessionStatus};
@@ -28,10 +28,8 @@ use super::jobs::JobGuard;
 use super::measured::Measured;
 use super::parking::Share;
 use super::{Store, StoreError, parked};
-use crate::SessionError;
-use crate::TransferSlot;
 use crate::clock::unix_ms;
-use crate::{CopyStreams, Durability};
+use crate::{CopyStreams, Durability, SessionError, TransferSlot};
 
 /// Request to open a session.
 pub struct SessionRequest {

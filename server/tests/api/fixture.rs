@@ -1,6 +1,5 @@
 //! A daemon made of plain data, and requests to its API.
 
-use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -9,6 +8,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
+use parking_lot::{Condvar, Mutex};
 use permafrost_api_types::events::ApiEvent;
 use permafrost_api_types::figure::Figure as Said;
 use permafrost_api_types::figures::StartFigures;

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use permafrost_cluster::{ClusterConfig, MemberState};
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_store::Registry as _;
 
 use crate::support::{Bench, LIMIT, entry, until};
-use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 #[test]
 fn a_silent_etcd_fences_the_node_before_its_lease_ends() {

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use permafrost_cluster::MemberState;
 use permafrost_metering::costs::{Costs, CostsConfig};
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 use crate::support::{Bench, until};
-use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 #[test]
 fn a_namesake_with_another_region_is_refused_while_the_first_is_alive() {

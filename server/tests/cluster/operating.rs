@@ -1,21 +1,20 @@
 //! Operations of an operator: draining, removing and readmitting nodes, and rebuilding the registry in other data of
 //! etcd.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use permafrost_cluster::rebuild::{self, Copy, NodeInventory};
 use permafrost_cluster::{
     Acquaintance, Cluster, ClusterConfig, Inventories, KnownData, Operate, Operator,
 };
-use permafrost_protocol::control::{NodeList, NodeStatus, request};
+use permafrost_protocol::control::{ErrorCode, NodeList, NodeStatus, ReportedError, request};
 use permafrost_protocol::wire::message::{Verified, request as to_peer};
 use permafrost_store::{Holding, Registered, Registry as _, StoreError};
 
 use crate::support::{Bench, entry, until};
-use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 /// Inventories as fixed data, and verification results: all checkpoints are verified but those with these ids.
 #[derive(Default)]

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use permafrost_cluster::ClusterConfig;
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_store::Registry as _;
 
 use crate::support::{Bench, entry, until};
-use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 #[test]
 fn one_member_of_three_may_die_and_all_may_come_back() {

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use permafrost_cluster::rebuild::{self, Copy, NodeInventory};
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_store::{Registry as _, StoreError};
 
 use crate::support::{Bench, entry};
-use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 #[test]
 fn checkpoints_are_listed_found_held_and_withdrawn() {

@@ -7,11 +7,11 @@ use std::time::Instant;
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, TlsOptions};
 use permafrost_cluster::{ClusterConfig, TlsFiles};
 use permafrost_identity::{Authority, CertificateOrder, Role};
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_store::Registry as _;
 use permafrost_tests::etcd::{EtcdCluster, ServerTls};
 
 use crate::support::{Bench, LIMIT, entry, until};
-use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 /// A private CA, as `permafrost pki` makes them.
 struct Ca {

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use permafrost_cluster::EtcdRegistry;
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_store::Registry as _;
 
 use crate::support::{Bench, LIMIT, entry, until};
-use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 /// Publishes one checkpoint after the other, each until it is known to be listed, and counts them.
 fn publish(

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use permafrost_cluster::scrub::{Mend as _, MendByPull};
-use permafrost_store::StoreError;
+use permafrost_store::{ReadingError, StoreError};
 
 use super::site::{Site, id, page, pages, pull};
-use permafrost_store::ReadingError;
 
 #[test]
 fn a_damaged_copy_is_replaced_and_its_marks_stay() {

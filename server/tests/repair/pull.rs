@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Barrier};
 
-use super::site::{Site, id, page, pages, pull};
 use permafrost_protocol::control::{ErrorCode, ReportedError};
+
+use super::site::{Site, id, page, pages, pull};
 
 #[test]
 fn a_pull_brings_everything_under_the_same_names() {

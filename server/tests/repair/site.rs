@@ -2,7 +2,6 @@
 
 mod serving;
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::FileExt;
@@ -10,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use permafrost_cluster::repair::{Puller, RepairLimits, Throttle};
 use permafrost_identity::{Authority, CertificateOrder, ReloadingIdentity, Role};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};

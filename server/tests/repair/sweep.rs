@@ -1,11 +1,11 @@
 //! The sweep: actions of a node on the difference between the copies that it holds and those that are listed.
 
-use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use permafrost_cluster::repair::{Standing, Sweep, SweepTiming, Swept};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_store::{

@@ -4,12 +4,12 @@ mod content;
 mod registry;
 mod wire;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_pmem::{FormatOptions, Region, create_medium_in_memory};
 use permafrost_store::catalog::SledCatalog;
 use permafrost_store::{
@@ -19,8 +19,9 @@ use permafrost_store::{
 pub(crate) use self::content::{Pages, Whole, dump, images, page, request, send};
 pub(crate) use self::registry::FakeRegistry;
 pub(crate) use self::wire::Seen;
-use self::wire::Wire;
 use permafrost_store::SessionError;
+
+use self::wire::Wire;
 
 pub(crate) const REGION_BYTES: u64 = 16 << 20;
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);

@@ -1,10 +1,9 @@
 //! A registry that lists a checkpoint under another job: an attacker who can write to etcd must not be able to read
 //! the checkpoint.
 
-use permafrost_store::{Durability, Registered, Registry as _, StoreError};
+use permafrost_store::{Durability, ReadingError, Registered, Registry as _, StoreError};
 
 use super::fakes::{Pages, World, dump, page};
-use permafrost_store::ReadingError;
 
 fn pages(seed: u64) -> Pages {
     (0..20).map(|n| (n, page(seed + n))).collect()

@@ -1,11 +1,11 @@
 //! Probes of an idle node: their measurements, the conditions under which they pause, and that they leave nothing
 //! behind.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use permafrost_criu::frontend::PageSink;
 use permafrost_metering::costs::{Costs, CostsConfig, Learning, Links, Prober};
 use permafrost_scheduling::quantity::Bytes;

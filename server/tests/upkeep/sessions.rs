@@ -1,10 +1,10 @@
 //! Operations that wait for each other when a session ends.
 
-use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use permafrost_criu::frontend::PageSink;
 
 use super::site::{LIMIT, Site};

@@ -1,6 +1,5 @@
 //! A store over a file, so that bytes can be flipped beneath it, and a registry that lists another node's copies.
 
-use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -9,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use permafrost_criu::frontend::PageSink;
 use permafrost_pmem::{FormatOptions, Medium, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::control::Checkpoint;

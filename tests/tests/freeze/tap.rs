@@ -1,6 +1,5 @@
 //! A tap between `permafrost` and a daemon: forwards the control socket and the page socket, and holds a dump at a phase.
 
-use parking_lot::Mutex;
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::fd::AsFd as _;
@@ -10,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
+use parking_lot::Mutex;
 use permafrost_protocol::control::{Reply, Request, reply, request};
 use permafrost_transport::framing;
 

@@ -6,11 +6,11 @@
 //! own time: the wait in the queue, CRIU's start, the freeze, the seal. The first dumps of a node that has measured nothing
 //! teach it, and are left out.
 
-use parking_lot::Mutex;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use parking_lot::Mutex;
 use permafrost_tests::contents::Contents;
 use permafrost_tests::daemon::{self, Daemon};
 use permafrost_tests::random::Random;

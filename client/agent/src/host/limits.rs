@@ -10,10 +10,10 @@
 //! Each has a counter of its own. A connection that is refused by user or by address costs no thread and is
 //! counted nowhere.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Most connections that have not sent their first byte, or not finished their TLS handshake: each has a

@@ -4,9 +4,9 @@
 //! pages are compared with the manifest's digest before the last of them is passed on: damaged data lacks its
 //! end.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use permafrost_criu::directory::PageRun;
 use permafrost_protocol::control;
 use permafrost_protocol::images::{PagemapEntry, PagemapWriter};

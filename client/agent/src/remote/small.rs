@@ -4,10 +4,10 @@
 //! conversation, and those that were not requested yet are kept until they are. Long images are passed on as
 //! they come.
 
-use parking_lot::MutexGuard;
 use std::collections::HashMap;
 use std::ops::Range;
 
+use parking_lot::MutexGuard;
 use permafrost_protocol::manifest::Image;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::request;

@@ -348,9 +348,8 @@ fn read_full(stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
 
 #[cfg(test)]
 mod tests {
-    use permafrost_protocol::pageserver::SpaceId;
     use permafrost_protocol::pageserver::client::Encoder;
-    use permafrost_protocol::pageserver::{Dialect, PE_PRESENT};
+    use permafrost_protocol::pageserver::{Dialect, PE_PRESENT, SpaceId};
 
     use super::*;
 

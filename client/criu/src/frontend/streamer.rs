@@ -4,7 +4,6 @@
 //! CRIU reads the pages of each process from a pipe of its own, in order, and several processes at once: each
 //! file is written by a thread of its own, which lives until CRIU has read it or has closed its end.
 
-use parking_lot::Mutex;
 use std::io::{self, ErrorKind, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use permafrost_protocol::images::ImageName;
 use permafrost_protocol::manifest::{AddressSpace, Manifest};
 use permafrost_protocol::streamer::{FileReply, FileRequest};

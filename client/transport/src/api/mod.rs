@@ -8,7 +8,6 @@ mod target;
 #[cfg(test)]
 mod tests;
 
-use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::client::conn::http1::SendRequest;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
 use hyper::{Method, Request, Response, StatusCode, body::Incoming};
+use parking_lot::Mutex;
 use permafrost_api_types::problem::Problem;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

@@ -2,11 +2,11 @@
 
 mod driver;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use permafrost_protocol::wire::conversation::DumpClient;
 use permafrost_protocol::wire::frame::{Coding, Kind};
 use permafrost_protocol::wire::message::{Closed, Commit, Committed, Prepared, request};

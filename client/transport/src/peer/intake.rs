@@ -1,12 +1,12 @@
 //! The receiving side of a dump: one session, over all of its conversations.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
 use bytes::Bytes;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use permafrost_protocol::control;
 use permafrost_protocol::wire::conversation::{
     ConversationError, ConversationOutcome, DumpServer, ReceiverLimits, SESSION_BYTES,

@@ -3,10 +3,10 @@
 //! A fresh buffer of 256 KiB costs more than the copy into it: its page faults, and the cache lines that it
 //! displaces. The buffer that was returned last is taken first, because it is the likeliest to be in a cache.
 
-use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use permafrost_protocol::wire::frame::MAX_PAYLOAD_BYTES;
 
 /// Length of a pooled buffer, bytes: the longest payload's.

@@ -1,10 +1,10 @@
 //! Assignment of bulk streams to conversations.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use quinn::{Connection, RecvStream, VarInt};
 use tokio::sync::oneshot;
 

@@ -1,9 +1,9 @@
 //! Round trips: the receiver gets exactly what was sent, at its own pace.
 
-use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use permafrost_transport::peer::{Compression, DumpSender, PeerError, PeerOptions};
 
 use super::site::{

@@ -1,6 +1,5 @@
 //! Two nodes with certificates of one authority, a handler that records what it receives, and dumps to send.
 
-use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -8,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use permafrost_identity::{Authority, CertificateOrder, Peer, ReloadingIdentity, Role};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;

@@ -55,10 +55,10 @@ mod tests {
     use std::time::Duration;
 
     use bytes::Bytes;
+    use permafrost_metering::costs::CostsConfig;
     use permafrost_protocol::wire::frame::{Coding, Header, Kind};
 
     use super::*;
-    use permafrost_metering::costs::CostsConfig;
 
     #[test]
     fn what_was_read_says_how_fast_the_link_is_at_least() {

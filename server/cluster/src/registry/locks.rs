@@ -1,11 +1,11 @@
 //! Locks of jobs: keys bound to the lease of the node that dumps.
 
-use parking_lot::MutexGuard;
 use std::collections::HashMap;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp};
+use parking_lot::MutexGuard;
 use permafrost_store::StoreError;
 
 use super::Inner;

@@ -4,11 +4,11 @@
 //! in parallel and each on one step. A leader that loses its lease stops before its next step; the step that a
 //! node was given goes on there, and the next leader finds it.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use permafrost_store::Registry;
 
 use super::planner::{Job, Planned, Planner};

@@ -3,21 +3,22 @@
 mod intake;
 mod pages;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::message::{Commit, request};
-use permafrost_store::{ContentDigest, ReplicaDump, ReplicaRequest, Store, StoreError};
+use permafrost_store::{
+    ContentDigest, MissingObject, ReadingError, ReplicaDump, ReplicaRequest, Store, StoreError,
+};
 use permafrost_transport::peer::{FetchReader, Network};
 
 use self::intake::{Failure, Intake};
 use super::throttle::Throttle;
 use crate::error::CopyingError;
-use permafrost_store::{MissingObject, ReadingError};
 
 /// Longest time for a node to agree to a fetch: it may have to compute the digest of a checkpoint of an old
 /// format.

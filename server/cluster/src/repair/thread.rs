@@ -1,9 +1,10 @@
 //! A thread that works periodically, until it is stopped.
 
-use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 /// Signal to stop.
 #[derive(Clone, Default)]

@@ -6,11 +6,11 @@
 //! medium have that share of the load at both ends, whichever of them is the bottleneck. The time that this
 //! node's own threads work is bounded by the same share on top of it, for work that moves few bytes.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_store::Store;

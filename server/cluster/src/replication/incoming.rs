@@ -1,9 +1,10 @@
 //! Stores frames from another node in a copy of this node's store.
 
-use crate::error::CopyingError;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_store::{ReplicaDump, StoreError};
 use permafrost_transport::peer::ReceivedFrame;
+
+use crate::error::CopyingError;
 
 /// Applies a frame of pages or of an image.
 ///

@@ -38,7 +38,6 @@ mod mend;
 mod pace;
 mod schedule;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
@@ -47,17 +46,18 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::CheckpointRef;
 use permafrost_protocol::wire::message::Verified;
 use permafrost_store::clock::unix_ms;
 use permafrost_store::{
-    Checked, Counter, HeldCheckpoint, PagesRead, ProgressReceiver, ScrubService, Store, StoreError,
+    Checked, Counter, HeldCheckpoint, MissingObject, PagesRead, ProgressReceiver, ReadingError,
+    ScrubService, Store, StoreError,
 };
 
 use self::schedule::{Candidate, Schedule};
 use crate::error::CopyingError;
-use permafrost_store::{MissingObject, ReadingError};
 
 pub use mend::{Mend, MendByPull};
 

@@ -1,6 +1,5 @@
 //! One request, from its head to the router and back: authentication, rate limit, and size of the body.
 
-use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,6 +15,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderN
 use hyper::service::Service as _;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::service::TowerToHyperService;
+use parking_lot::Mutex;
 use permafrost_audit::{Audit, AuditedRequest, Who};
 use permafrost_protocol::control::{ErrorCode, ReportedError};
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};

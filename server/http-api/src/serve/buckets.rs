@@ -1,8 +1,9 @@
 //! Rate limiter for requests: a bucket of tokens for each caller.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::Rate;
 

@@ -1,6 +1,5 @@
 //! A listener: accepts connections on one socket or port, makes the handshake, and serves them.
 
-use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -12,6 +11,7 @@ use std::{fmt, io};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use permafrost_identity::{Peer, ReloadingIdentity, Tenure};
 use permafrost_transport::peer::{ApiServer, ApiStream};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};

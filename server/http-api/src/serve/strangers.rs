@@ -5,11 +5,11 @@
 //! long before its connection is the oldest. The oldest connection of the address with the most of them is
 //! closed, so that a flood from one address displaces itself.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::task::AbortHandle;
 
 /// Unauthenticated connections of one port.

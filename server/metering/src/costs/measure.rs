@@ -11,12 +11,12 @@
 //! pages brings the whole memory and stores little of it. Its bandwidth is that of comparing, which has figures
 //! of its own.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_protocol::control;
 use permafrost_scheduling::estimator::{Channel, Direction, Estimator, Refused, Transfer};
 use permafrost_scheduling::quantity::{Bytes, Moment, Seconds};

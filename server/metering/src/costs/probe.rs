@@ -8,7 +8,6 @@
 //! A probe measures the medium's rate, and a dump's rate is limited by CRIU as well. So probes are used only
 //! where nothing else was measured.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io;
@@ -17,6 +16,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use permafrost_pmem::{PAGE_SIZE, ShadowError};
 use permafrost_scheduling::estimator::Direction;
 use permafrost_scheduling::figure::Figure;

@@ -1,12 +1,12 @@
 //! One queue, and the threads that wait in it, each parked.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_agent::host::Waits;
 use permafrost_protocol::control;
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Moment, Seconds};

@@ -3,11 +3,11 @@
 //! One caller holds at most a share of the reservations of a queue, and a namespace as many as its quota
 //! allows.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_agent::remote::OtherAnswer;
 use permafrost_protocol::control::{self, reply, request};
 use permafrost_store::quotas::{QuotaUsage, Quotas};

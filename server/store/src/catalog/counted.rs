@@ -1,9 +1,9 @@
 //! A catalog that also counts the stored bytes and checkpoints of each namespace.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::manifest::namespace_of;
 

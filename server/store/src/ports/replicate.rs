@@ -10,8 +10,7 @@ use std::time::Duration;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;
 
-use crate::SessionError;
-use crate::StoreError;
+use crate::{SessionError, StoreError};
 
 /// SHA-256 over the contents of a dump, independent of where and how they are stored.
 pub type ContentDigest = [u8; 32];

@@ -240,10 +240,9 @@ fn parse_limit(key: &str, value: &str) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
-    use permafrost_protocol::control::ReportedError;
+    use permafrost_protocol::control::{ErrorCode, ReportedError};
 
     use super::*;
-    use permafrost_protocol::control::ErrorCode;
 
     const FILE: &str = "# tenants\n\n* bytes=1G checkpoints=3 sessions=1 priority=5\nteam-a bytes=2K sessions=unlimited\n";
 

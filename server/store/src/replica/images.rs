@@ -8,8 +8,7 @@ use super::super::dump::Dump;
 use super::super::images::OpenImage;
 use super::super::{StoreError, digest};
 use super::out_of_order;
-use crate::ContentDigest;
-use crate::CopyError;
+use crate::{ContentDigest, CopyError};
 
 /// A copy whose address spaces are complete; its images follow.
 pub(super) struct Closed {

@@ -4,7 +4,6 @@ mod list;
 mod memory;
 mod node;
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{IoSlice, Read};
@@ -17,14 +16,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 pub(crate) use self::list::List;
 pub(crate) use self::memory::{
     Memory, PID, check_images, check_pagemap, flat, memory, small_images,
 };
 pub(crate) use self::node::{Node, Suspects, Watched};
-use permafrost_agent::host;
-use permafrost_agent::remote;
-use permafrost_agent::{Agent, AgentOptions, StorageNode as Known};
+use permafrost_agent::{Agent, AgentOptions, StorageNode as Known, host, remote};
 use permafrost_audit::{Audit, AuditFile};
 use permafrost_cluster::elsewhere::Peers;
 use permafrost_cluster::repair::{Puller, RepairLimits, Throttle};
@@ -38,12 +37,10 @@ use permafrost_protocol::streamer::{FileReply, FileRequest};
 use permafrost_protocol::wire::message::Commit;
 use permafrost_server::agents::Agents;
 use permafrost_server::peers::{Copying, NodeHandler};
-use permafrost_store::Durability;
-use permafrost_store::Registry;
 use permafrost_store::catalog::SledCatalog;
 use permafrost_store::{
-    ClusterServices, Fetched, RegionLocation, ReplicaRequest, ScrubService, SessionRequest, Store,
-    StoreError, StoreParts,
+    ClusterServices, Durability, Fetched, RegionLocation, Registry, ReplicaRequest, ScrubService,
+    SessionRequest, Store, StoreError, StoreParts,
 };
 use permafrost_transport::control::{Connection, ControlError};
 use permafrost_transport::framing;

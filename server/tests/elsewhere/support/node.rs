@@ -1,6 +1,5 @@
 //! One node, and a record of the requests to it.
 
-use parking_lot::Mutex;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
@@ -9,8 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use permafrost_identity::Peer;
-use permafrost_protocol::control::{self};
+use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Verified, reply, request};

@@ -1,10 +1,10 @@
 //! A node that serves fetches, with faults on demand.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_identity::Peer;
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;

@@ -1,14 +1,13 @@
 //! A registry in memory, with faults.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_protocol::control::Checkpoint;
-use permafrost_store::{JobLock, Registered, Registry, StoreError};
+use permafrost_store::{JobLock, Registered, Registry, SessionError, StoreError};
 
 use super::{Shared, Step, unavailable};
-use permafrost_store::SessionError;
 
 /// A registry that is a list.
 pub(crate) struct FakeRegistry {

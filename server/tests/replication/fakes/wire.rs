@@ -1,10 +1,10 @@
 //! Copies over a wire that is a function call, with faults.
 
-use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::io::Read;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;

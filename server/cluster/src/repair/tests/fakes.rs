@@ -1,13 +1,13 @@
 //! A simulated cluster: the listing, the real copies, and the nodes that answer.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use permafrost_protocol::control::{self, Checkpoint, ErrorCode};
 use permafrost_protocol::wire::message::request;
-use permafrost_store::{JobLock, Registered, Registry, StoreError};
+use permafrost_store::{JobLock, MissingObject, Registered, Registry, StoreError};
 use permafrost_transport::peer::PeerError;
 
 use super::super::planner::{Planned, Planner};
@@ -15,7 +15,6 @@ use super::super::steps::{CopyHealth, Peers, Steps, Undone, View};
 use super::super::{RepairProgress, Timing};
 use crate::error::CopyingError;
 use crate::{LiveNode, Member, MemberState, NodeClass, NodeFacts, NodesView};
-use permafrost_store::MissingObject;
 
 #[derive(Clone, Debug)]
 pub(super) struct FakeNode {

@@ -1,10 +1,11 @@
 //! Tests of the leader's threads.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::super::{Leading, RepairProgress};
 use super::fakes::{Shared, at_once, id};
