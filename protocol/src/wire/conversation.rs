@@ -137,16 +137,14 @@ pub fn check_dump(dump: &request::Dump) -> Result<[u8; SESSION_BYTES], Conversat
 ///
 /// # Errors
 /// The peer refuses, or this is another reply, or a field has an impossible value.
-pub fn fetch_opened(
-    reply: &Reply,
-) -> Result<([u8; SESSION_BYTES], &FetchOpened), ConversationError> {
-    match &reply.body {
+pub fn fetch_opened(reply: Reply) -> Result<([u8; SESSION_BYTES], FetchOpened), ConversationError> {
+    match reply.body {
         Some(reply::Body::FetchOpened(opened)) => {
             let id = bytes("id", &opened.id)?;
-            bytes::<DIGEST_BYTES>("content_digest", &opened.content_digest)?;
+            check_digest_length(&opened.content_digest)?;
             Ok((id, opened))
         }
-        Some(reply::Body::Error(error)) => Err(refused(error)),
+        Some(reply::Body::Error(error)) => Err(refused(&error)),
         other => Err(unexpected(other.as_ref(), "a fetch")),
     }
 }
@@ -173,11 +171,17 @@ fn bytes<const N: usize>(field: &'static str, value: &[u8]) -> Result<[u8; N], C
     })
 }
 
-/// Checks a content digest against the one that is known. A node that is the origin of a dump sends no digest.
-fn check_digest(digest: &[u8], known: &[u8], of: &'static str) -> Result<(), ConversationError> {
-    if !digest.is_empty() {
-        bytes::<DIGEST_BYTES>("content_digest", digest)?;
+/// Checks the length of a content digest. A node that is the origin of a dump sends none.
+fn check_digest_length(digest: &[u8]) -> Result<(), ConversationError> {
+    match digest {
+        [] => Ok(()),
+        digest => bytes::<DIGEST_BYTES>("content_digest", digest).map(drop),
     }
+}
+
+/// Checks a content digest against the one that is known.
+fn check_digest(digest: &[u8], known: &[u8], of: &'static str) -> Result<(), ConversationError> {
+    check_digest_length(digest)?;
     if digest != known {
         return Err(ConversationError::DigestChanged { of });
     }

@@ -552,11 +552,11 @@ fn first_words_are_checked() {
         content_digest: vec![2; 32],
         manifest: None,
     };
-    assert!(fetch_opened(&say(reply::Body::FetchOpened(opened.clone()))).is_ok());
+    assert!(fetch_opened(say(reply::Body::FetchOpened(opened.clone()))).is_ok());
     let short = FetchOpened {
         id: vec![1],
         ..opened
     };
-    assert!(fetch_opened(&say(reply::Body::FetchOpened(short))).is_err());
-    assert!(fetch_opened(&say(reply::Body::Done(Default::default()))).is_err());
+    assert!(fetch_opened(say(reply::Body::FetchOpened(short))).is_err());
+    assert!(fetch_opened(say(reply::Body::Done(Default::default()))).is_err());
 }

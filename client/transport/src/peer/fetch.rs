@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use permafrost_protocol::wire::conversation::{SESSION_BYTES, fetch_opened};
 use permafrost_protocol::wire::frame::{Header, Kind};
-use permafrost_protocol::wire::message::{FetchOpened, Reply, reply, request};
+use permafrost_protocol::wire::message::{FetchOpened, Reply, request};
 use quinn::{RecvStream, VarInt};
 use tokio::sync::mpsc;
 
@@ -38,12 +39,7 @@ impl FetchReader {
         let (give, frames) = mpsc::channel(QUEUED_FRAMES);
         let runtime = network.runtime().clone();
         let opened = runtime.block_on(begin(network, node, request, deadline));
-        let (link, mut receive, opened) = opened?;
-        let id: [u8; 16] = opened
-            .id
-            .as_slice()
-            .try_into()
-            .map_err(|_| PeerError::protocol(node, "a fetch without an id"))?;
+        let (link, mut receive, id, opened) = opened?;
         let name = node.to_owned();
         let timeout = network.options().frame_timeout;
         runtime.spawn(async move {
@@ -111,23 +107,22 @@ async fn begin(
     node: &str,
     request: request::Fetch,
     deadline: Instant,
-) -> Result<(Link, RecvStream, FetchOpened), PeerError> {
+) -> Result<(Link, RecvStream, [u8; SESSION_BYTES], FetchOpened), PeerError> {
     let link = network.link(node, deadline).await?;
     let left = deadline.saturating_duration_since(Instant::now());
-    let (receive, opened) = within(node, "the opening", left, async {
+    let (receive, id, opened) = within(node, "the opening", left, async {
         let body = request::Body::Fetch(request);
         let (mut send, mut receive) =
             stream::converse(&link.connection, node, network.hello(), body).await?;
         let _ = send.finish();
         let answer: Reply =
             stream::read(&mut receive, node, "reply", stream::MAX_REPLY_BYTES).await?;
-        match answered(node, answer)? {
-            reply::Body::FetchOpened(opened) => Ok((receive, opened)),
-            _ => Err(PeerError::protocol(node, "no answer to a fetch")),
-        }
+        let opened = fetch_opened(answer);
+        let (id, opened) = opened.map_err(|error| PeerError::conversation(node, error))?;
+        Ok((receive, id, opened))
     })
     .await?;
-    Ok((link, receive, opened))
+    Ok((link, receive, id, opened))
 }
 
 /// Passes on frames until the last one.
