@@ -7,10 +7,11 @@ use std::time::Duration;
 use permafrost_audit::AuditFile;
 use permafrost_cluster::repair::RepairLimits;
 use permafrost_cluster::{ClusterConfig, FailureDomain, NodeClass, Tier};
+use permafrost_clustered::Durability;
 use permafrost_http_api::serve::Rate;
 use permafrost_metering::queues::QueuesOptions;
 use permafrost_pmem::Emulation;
-use permafrost_store::{Durability, Retention};
+use permafrost_store::Retention;
 
 /// Configuration of a daemon.
 #[derive(Clone, Debug)]

@@ -16,6 +16,7 @@ use permafrost_agent::host::{STOPPING, end_within};
 use permafrost_audit::AuditFile;
 use permafrost_cluster::repair::RepairLimits;
 use permafrost_cluster::{ClusterConfig, FailureDomain, NodeClass, Tier, TlsFiles};
+use permafrost_clustered::Durability;
 use permafrost_http_api::serve::Rate;
 use permafrost_metering::queues::QueuesOptions;
 use permafrost_pmem::Emulation;
@@ -23,7 +24,7 @@ use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_server::config::{ApiServerOptions, ClusterOptions, Config};
 use permafrost_server::daemon::{Daemon, StartError};
 use permafrost_server::offline;
-use permafrost_store::{Durability, Retention, StoreError};
+use permafrost_store::{Retention, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Permafrost's storage node: takes CRIU's page-server dumps into a persistent-memory region.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use permafrost_agent::host::arguments::in_full;
+use permafrost_criu::directory;
 use permafrost_pmem::{MediumError, OpenError, OpenOptions, RecoverOptions, Region, open_medium};
 use permafrost_store::catalog::{CatalogError, SledCatalog};
 use permafrost_store::{HeldCheckpoint, RegionLocation, Store, StoreError, StoreParts};
@@ -221,10 +222,11 @@ pub fn salvage(region: &Path, to: &Path, out: &mut dyn Write) -> Result<bool, Of
         std::fs::create_dir(&directory).map_err(io_error("make directory", &directory))?;
         let opened_directory =
             File::open(&directory).map_err(io_error("open directory", &directory))?;
-        match opened
-            .store
-            .export_record(record, OwnedFd::from(opened_directory))
-        {
+        let directory_fd = OwnedFd::from(opened_directory);
+        let saved = opened.store.open(record).and_then(|checkpoint| {
+            directory::export(&checkpoint, false, directory_fd, &mut |_, _| {})
+        });
+        match saved {
             Ok(_) => {
                 writeln!(out, "{name}: saved to {}", directory.display()).map_err(&written)?;
             }

@@ -15,6 +15,7 @@ pub mod origin;
 pub mod processes;
 mod run;
 pub mod scratch;
+pub mod source;
 pub mod tracking;
 pub mod tree;
 pub mod verdict;

@@ -9,6 +9,7 @@ use permafrost_transport::peer::Network;
 use prost::Message as _;
 
 use super::rebuild::{Copy, NodeInventory};
+use super::scrub::Scrubber;
 use crate::error::InventoryError;
 
 /// Size of a part of an inventory. A message may have 16 MiB.
@@ -39,6 +40,8 @@ pub struct PeerInventories {
     pub node: String,
     /// Store of this node.
     pub store: Arc<Store>,
+    /// Scrub of that store.
+    pub scrubber: Arc<Scrubber>,
     /// Connection to the other nodes.
     pub network: Network,
     /// Longest time for one node to return a part of its inventory: it reads a manifest for each checkpoint.
@@ -63,7 +66,7 @@ impl Inventories for PeerInventories {
 
     fn verify(&self, node: &str, asked: request::Verify) -> Result<message::Verified, StoreError> {
         if node == self.node {
-            return self.store.verified(&asked);
+            return self.scrubber.verified(&asked);
         }
         let body = request::Body::Verify(asked);
         match self

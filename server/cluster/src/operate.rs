@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use permafrost_clustered::{Registered, Registry as _};
 use permafrost_protocol::control::{self, MissingNode, NodeList, NodeStatus, Rebuilt, request};
 use permafrost_protocol::wire::message::request as request_to_peer;
-use permafrost_store::{Registered, Registry as _, StoreError};
+use permafrost_store::StoreError;
 
 use super::inventory::Inventories;
 use super::nodes::{ClusterNodes, LiveNode, NodesView};

@@ -4,10 +4,13 @@
 //! was sealed and never listed is ignored, because its dump was reported as failed. Existing entries are not
 //! changed, but for missing holders.
 
+use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::control::ReportedError as _;
 use std::collections::BTreeMap;
 
-use permafrost_protocol::control::{Checkpoint, ErrorCode, ReportedError};
-use permafrost_store::{ContentDigest, Registered, Registry as _, StoreError};
+use permafrost_clustered::{Registered, Registry as _};
+use permafrost_protocol::control::Checkpoint;
+use permafrost_store::{ContentDigest, StoreError};
 
 use super::EtcdRegistry;
 

@@ -10,15 +10,17 @@ mod locks;
 mod operator;
 mod withdrawn;
 
+use permafrost_store::MissingObject;
 use std::future::Future;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp};
 use parking_lot::Mutex;
+use permafrost_clustered::{JobLock, Registered, Registry};
 use permafrost_identity::ReloadingIdentity;
 use permafrost_protocol::control::Checkpoint;
-use permafrost_store::{JobLock, MissingObject, Registered, Registry, StoreError};
+use permafrost_store::StoreError;
 use prost::Message as _;
 use tokio::runtime::Handle;
 

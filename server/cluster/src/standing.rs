@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use permafrost_store::Registered;
+use permafrost_clustered::Registered;
 
 use super::nodes::{LiveNode, NodesView};
 use super::placement::{has_room, host};

@@ -5,10 +5,11 @@
 
 use std::collections::BTreeSet;
 
+use permafrost_clustered::Registered;
 use permafrost_identity::Signed;
 use permafrost_metering::costs::NodeReport;
 use permafrost_protocol::control::Checkpoint;
-use permafrost_store::{Registered, StoreError};
+use permafrost_store::StoreError;
 use prost::Message;
 use serde::{Deserialize, Serialize};
 

@@ -3,9 +3,11 @@
 //! A checkpoint that is missing or damaged here is read from another node and forwarded, except to nodes, which ask
 //! the holders themselves: so a request never loops.
 
+use permafrost_store::MissingObject;
 use std::io;
 
 use permafrost_agent::remote::{MapDigest, PageSelection, ReadError, RemoteCheckpoint};
+use permafrost_clustered::ClusteredStore;
 use permafrost_criu::directory::PageRun;
 use permafrost_identity::{Peer, Role};
 use permafrost_protocol::access::Access;
@@ -13,7 +15,7 @@ use permafrost_protocol::control::{self, ReportedError};
 use permafrost_protocol::manifest::{Image, Manifest};
 use permafrost_protocol::wire::frame::{Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::message::request;
-use permafrost_store::{Fetch, Fetched, MissingObject, Store, StoreError};
+use permafrost_store::{Fetch, Fetched, StoreError};
 use permafrost_transport::peer::{FrameSink, PeerError};
 
 use super::rights::{authorize, check_read, denied, job_of};
@@ -26,13 +28,16 @@ const PAGE_BYTES: usize = 4096;
 /// # Errors
 /// The error for the peer: no such checkpoint, no right to read it, damage, or no reachable holder.
 pub fn serve_fetch(
-    store: &Store,
+    store: &ClusteredStore,
     peer: &Peer,
     request: &request::Fetch,
     frames: &mut dyn FrameSink,
 ) -> Result<(), control::Error> {
     authorize(peer, &Access::of_fetch(request)?)?;
-    let source = match store.open_fetch(&request.checkpoint, &request.parent) {
+    let source = match store
+        .local()
+        .open_fetch(&request.checkpoint, &request.parent)
+    {
         Ok(fetch) => Source::Here(Box::new(fetch)),
         Err(error) => Source::Elsewhere(Box::new(pass_on(store, peer, request, &error)?)),
     };
@@ -74,7 +79,7 @@ fn check_readable(peer: &Peer, manifest: &Manifest) -> Result<(), control::Error
 /// Opens a checkpoint that cannot be opened here from the copies on other nodes, if the peer may read it. A peer
 /// that is itself a node gets the error instead, because it asks the other nodes itself.
 fn pass_on(
-    store: &Store,
+    store: &ClusteredStore,
     peer: &Peer,
     request: &request::Fetch,
     error: &StoreError,
@@ -87,7 +92,7 @@ fn pass_on(
     if request.listed_as.is_empty() || peer.role() == Role::Node {
         return Err(error.to_reply());
     }
-    let opened = store.open_elsewhere(&request.checkpoint, &request.listed_as);
+    let opened = store.open_on_others(&request.checkpoint, &request.listed_as);
     // What is wrong here says more.
     opened.map_err(|elsewhere| if is_damaged { error } else { &elsewhere }.to_reply())
 }
@@ -123,7 +128,7 @@ impl Source {
 }
 
 struct Sending<'a> {
-    store: &'a Store,
+    store: &'a ClusteredStore,
     source: Source,
     /// True if pages that are damaged here may be read from other nodes.
     passes_on: bool,

@@ -42,7 +42,7 @@ impl Agents {
         let session = self.take(peer, &id)?;
         // Whatever ends this conversation early ends the session; one that is sealed or parked is gone already.
         let taken = self.session(peer, &session, frames, replies);
-        self.store.drop_session(&id);
+        self.store.local().drop_session(&id);
         taken
     }
 
@@ -64,7 +64,7 @@ impl Agents {
         let mut frame = frames
             .next()
             .map_err(|error| ended(session, RequestError::SenderGone(error)))?;
-        let started = session.start(&self.store, frames.canceller());
+        let started = session.start(self.store.local(), frames.canceller());
         let mut sink = started?;
         while frame.header.kind != Kind::Close {
             if let Err(error) = pass(&mut sink, &frame) {
@@ -91,7 +91,7 @@ impl Agents {
         }
         replies.closed(Closed::default());
         let mut images = ArrivingImages::new(frames, replies, &session.id);
-        let sealed = self.store.seal_with(&session.id, &mut images);
+        let sealed = self.store.local().seal_with(&session.id, &mut images);
         let sealed = sealed.map_err(|error| match &error {
             // It was discarded just before.
             StoreError::NotFound { .. } => ended(session, error),

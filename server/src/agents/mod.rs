@@ -17,9 +17,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use permafrost_cluster::Operate;
+use permafrost_cluster::scrub::Scrubber;
+use permafrost_clustered::ClusteredStore;
 use permafrost_identity::Peer;
 use permafrost_metering::queues::{Queues, Reservations};
-use permafrost_store::{MissingObject, Session, Store, StoreError};
+use permafrost_store::{MissingObject, ReadingError, Session, StoreError};
 
 use crate::denials::DenialLists;
 
@@ -31,7 +33,7 @@ const BEGIN: Duration = Duration::from_secs(60);
 
 /// Shared state of the service for agents.
 pub struct Agents {
-    store: Arc<Store>,
+    store: Arc<ClusteredStore>,
     /// Directory of the small images with which parked sessions are adopted.
     spool: PathBuf,
     /// Bytes in the spool, by peer.
@@ -40,6 +42,8 @@ pub struct Agents {
     opened: Mutex<HashMap<String, Opened>>,
     /// Operator's requests to the cluster, if this node is in one.
     operator: Option<Arc<dyn Operate>>,
+    /// Scrub of the store, if there is one.
+    scrubber: Option<Arc<Scrubber>>,
     /// Denied certificates, if this node keeps a list.
     denials: Option<Arc<DenialLists>>,
     /// Queues of this node, and the reservations in them.
@@ -58,13 +62,14 @@ struct Opened {
 impl Agents {
     /// Makes the service over a store. `spool` is a private directory, best in memory.
     #[must_use]
-    pub fn new(store: Arc<Store>, spool: PathBuf) -> Self {
+    pub fn new(store: Arc<ClusteredStore>, spool: PathBuf) -> Self {
         Self {
             store,
             spool,
             spooled: Arc::default(),
             opened: Mutex::default(),
             operator: None,
+            scrubber: None,
             denials: None,
             queues: None,
             held: AtomicUsize::new(0),
@@ -98,6 +103,26 @@ impl Agents {
         }
     }
 
+    /// Verifies checkpoints with this scrub.
+    #[must_use]
+    pub fn with_scrubber(self, scrubber: Arc<Scrubber>) -> Self {
+        Self {
+            scrubber: Some(scrubber),
+            ..self
+        }
+    }
+
+    /// Returns the checkpoints that are served.
+    pub(crate) fn store(&self) -> &Arc<ClusteredStore> {
+        &self.store
+    }
+
+    /// Returns the scrub, which `action` in an error needs.
+    pub(crate) fn scrubber(&self, action: &'static str) -> Result<&Scrubber, StoreError> {
+        let scrubber = self.scrubber.as_deref();
+        scrubber.ok_or_else(|| ReadingError::NoScrub { action }.into())
+    }
+
     fn opened(&self) -> MutexGuard<'_, HashMap<String, Opened>> {
         self.opened.lock()
     }
@@ -123,7 +148,7 @@ impl Agents {
             stays
         });
         for id in late {
-            self.store.drop_session(&id);
+            self.store.local().drop_session(&id);
         }
     }
 
@@ -144,6 +169,7 @@ impl Agents {
     /// Returns true if `peer` sent the pages of a parked session.
     fn owns(&self, peer: &Peer, id: &str) -> bool {
         self.store
+            .local()
             .parked_by(id)
             .is_some_and(|client| client == name_of(peer))
     }

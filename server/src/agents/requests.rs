@@ -1,12 +1,14 @@
 //! Requests of agents, readers and operators: the requests of `permafrost`, restricted to the rights of the peer.
 
 use permafrost_cluster::{Operate, no_cluster};
+use permafrost_clustered::Durability;
 use permafrost_identity::Peer;
 use permafrost_metering::queues::{Admission, expected_bytes};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, Reply, Request, reply, request};
 use permafrost_protocol::manifest::JobName;
-use permafrost_store::{Durability, MissingObject, SessionRequest, StoreError};
+use permafrost_store::MissingObject;
+use permafrost_store::{SessionRequest, StoreError};
 
 use super::rights::{authorize, check_delete, check_delete_parked, job_of, reads};
 use super::turns::Admitted;
@@ -93,7 +95,9 @@ impl Agents {
                 reply::Body::Rebuilt(rebuilt)
             }
             request::Body::Scrub(scrub) => {
-                let scrubbed = self.store.scrub_now(&scrub.checkpoint, &mut |_, _| {});
+                let scrubbed = self
+                    .scrubber("scrubs")?
+                    .scrub(&scrub.checkpoint, &mut |_, _| {});
                 reply::Body::Scrubbed(scrubbed?)
             }
             request::Body::Deny(deny) => {
@@ -131,10 +135,10 @@ impl Agents {
             &open.reservation,
         );
         let admission = admission?;
-        let priority = self.store.check_priority(&open.job, open.priority);
+        let priority = self.store.local().check_priority(&open.job, open.priority);
         priority?;
         // Checked before the request waits, so that a caller without the right to dump does not wait in vain.
-        let may_open = self.store.check_may_open(&open.job);
+        let may_open = self.store.local().check_may_open(&open.job);
         may_open?;
         let frozen = open.job.is_empty();
         let request = SessionRequest {
@@ -144,7 +148,6 @@ impl Agents {
             origin: open.origin,
             no_parent: open.no_parent,
             parent_images: open.parent_images,
-            durability,
             from_here: false,
             taken_by: name_of(peer),
         };
@@ -152,7 +155,7 @@ impl Agents {
             self.runs(admission.bytes)
         } else {
             // The job is locked when it has its turn: agents ask time and again, and the registry would have to.
-            let free = self.store.check_free(&request.job);
+            let free = self.store.local().check_free(&request.job);
             let admitted = free.and_then(|()| self.admit(&admission));
             match admitted? {
                 Admitted::Begins(turn) => turn,
@@ -164,7 +167,7 @@ impl Agents {
                 }
             }
         };
-        let opened = self.store.open_session_after(request, || {
+        let opened = self.store.open_session_after(request, durability, || {
             Ok(turn.map(|turn| Box::new(turn) as Box<dyn permafrost_store::TransferSlot>))
         });
         let session = opened?;
@@ -248,7 +251,7 @@ impl Agents {
             .count() as u64;
         Ok(control::ServerStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            regions: vec![self.store.region_status()],
+            regions: vec![self.store.local().region_status()],
             checkpoints: listed.len() as u64 - parked,
             parked,
             queues: self.queues_status(),
@@ -263,7 +266,7 @@ impl Agents {
     fn namespaces_of(&self, peer: &Peer) -> Vec<control::NamespaceUsage> {
         let kept = self.queues.as_ref().map(|(_, kept)| kept);
         let reserved = |namespace: &str| kept.map_or(0, |kept| kept.kept_for(namespace));
-        let mut namespaces = self.store.namespace_usage(&reserved);
+        let mut namespaces = self.store.local().namespace_usage(&reserved);
         namespaces.retain(|one| reads(peer, &format!("{}/any", one.namespace)));
         namespaces
     }

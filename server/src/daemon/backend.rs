@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use permafrost_agent::host::{Backend, Client, Trail, Waits};
 use permafrost_audit::{Audit, AuditedRequest, Who};
+use permafrost_cluster::scrub::Scrubber;
 use permafrost_cluster::{Operate, no_cluster};
+use permafrost_clustered::ClusteredStore;
+use permafrost_clustered::Durability;
 use permafrost_criu::ProgressReceiver;
 use permafrost_identity::ReloadingIdentity;
 use permafrost_metering::costs::Costs;
@@ -17,13 +20,15 @@ use permafrost_metering::queues::{
 };
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::TakenBy;
-use permafrost_store::{Adoption, Durability, SessionRequest, SessionSink, Store, StoreError};
+use permafrost_store::{Adoption, SessionRequest, SessionSink, StoreError};
 
 use crate::denials::{DenialLists, no_certificates};
 
 /// The store of this node.
 pub(crate) struct Local {
-    pub(crate) store: Arc<Store>,
+    pub(crate) store: Arc<ClusteredStore>,
+    /// Scrub of the store.
+    pub(crate) scrubber: Arc<Scrubber>,
     /// Measurements of the store, and predictions made from them.
     pub(crate) costs: Arc<Costs>,
     /// Queues for writing to the store and reading from it.
@@ -75,7 +80,7 @@ impl Local {
     ) -> Result<AdmittedTransfer, StoreError> {
         self.store.check_restorable(checkpoint)?;
         let record = self.store.resolve(checkpoint)?;
-        self.store.check_priority(&record.job, priority)?;
+        self.store.local().check_priority(&record.job, priority)?;
         let turn = admission.and_then(|admission| {
             let admission = Admission {
                 bytes: record.memory_bytes,
@@ -124,7 +129,7 @@ impl Backend for Local {
             &open.reservation,
         )
         .map_err(control::Error::from)?;
-        let priority = self.store.check_priority(&open.job, open.priority);
+        let priority = self.store.local().check_priority(&open.job, open.priority);
         priority?;
         let frozen = open.job.is_empty();
         let request = SessionRequest {
@@ -134,7 +139,6 @@ impl Backend for Local {
             origin: open.origin,
             no_parent: open.no_parent,
             parent_images: open.parent_images,
-            durability,
             from_here: true,
             taken_by: self.taken_by(),
         };
@@ -151,7 +155,7 @@ impl Backend for Local {
                 .map_err(StoreError::from)
         };
         self.store
-            .open_session_after(request, admit)
+            .open_session_after(request, durability, admit)
             .map_err(control::Error::from)
     }
 
@@ -161,7 +165,7 @@ impl Backend for Local {
         client: Option<&Client>,
         hang_up: Box<dyn FnOnce() + Send>,
     ) -> Result<SessionSink, control::Error> {
-        let sink = session.start(&self.store, hang_up)?;
+        let sink = session.start(self.store.local(), hang_up)?;
         if let Some(other) = other_than_own(client) {
             session.brought_by(other);
         }
@@ -169,7 +173,7 @@ impl Backend for Local {
     }
 
     fn drop_session(&self, id: &str) {
-        self.store.drop_session(id);
+        self.store.local().drop_session(id);
     }
 
     fn depends_on(&self) -> Vec<String> {
@@ -255,8 +259,8 @@ impl Backend for Local {
         scrub: &request::Scrub,
         progress: ProgressReceiver<'_>,
     ) -> Result<control::Scrubbed, control::Error> {
-        self.store
-            .scrub_now(&scrub.checkpoint, progress)
+        self.scrubber
+            .scrub(&scrub.checkpoint, progress)
             .map_err(control::Error::from)
     }
 
@@ -283,6 +287,7 @@ impl Backend for Local {
                     .export(&export.checkpoint, false, directory, &mut told)
             });
         self.store
+            .local()
             .counters()
             .restored(exported)
             .map_err(control::Error::from)
@@ -332,6 +337,7 @@ impl Backend for Local {
                     .stream(&stream.checkpoint, listener, caller, &served, progress)
             });
         self.store
+            .local()
             .counters()
             .restored(streamed)
             .map_err(control::Error::from)
@@ -345,16 +351,17 @@ impl Backend for Local {
             .count() as u64;
         let [peers, metrics] = self.addresses.clone();
         Ok(control::ServerStatus {
-            regions: vec![self.store.region_status()],
-            sessions: self.store.session_states(),
+            regions: vec![self.store.local().region_status()],
+            sessions: self.store.local().session_states(),
             checkpoints: listed.len() as u64 - parked,
             parked,
             park_ttl_s: self.park_ttl.as_secs(),
             catalog: self.catalog_origin.clone(),
-            scrub: self.store.scrub_status(),
+            scrub: Some(self.scrubber.status()),
             queues: self.queues.status(),
             namespaces: self
                 .store
+                .local()
                 .namespace_usage(&|namespace| self.reservations.kept_for(namespace)),
             peers,
             metrics,

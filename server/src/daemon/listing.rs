@@ -9,8 +9,9 @@ use permafrost_cluster::repair::Standing;
 use permafrost_cluster::{
     Acquaintance, ClusterNodes, DataMark, EtcdRegistry, KnownData, MemberState,
 };
+use permafrost_clustered::{JobLock, Registered, Registry};
 use permafrost_protocol::control::Checkpoint;
-use permafrost_store::{JobLock, Registered, Registry, Store, StoreError};
+use permafrost_store::{Store, StoreError};
 
 /// Registry that lists checkpoints and remembers which data of etcd the last list came from.
 pub(super) struct Listing {

@@ -12,16 +12,17 @@ use permafrost_cluster::repair::{
     ClusterView, Leading, Puller, RepairProgress, Sweep, SweepTiming, Throttle, Timing, Worker,
 };
 use permafrost_cluster::replication::{FanOut, FanOutStats};
-use permafrost_cluster::scrub::{MendByPull, Scrubber};
+use permafrost_cluster::scrub::{MendByPull, ScrubOptions, ScrubQueue, Scrubber};
 use permafrost_cluster::{
     Cluster, ClusterNodes, EtcdRegistry, KnownData, NodeFacts, Operate, PeerInventories,
 };
+use permafrost_clustered::{ClusterServices, ClusteredStore, Registry as _};
 use permafrost_identity::ReloadingIdentity;
 use permafrost_metering::costs::{Costs, Links, Publication};
 use permafrost_metering::queues::{Others, Queues, Reservations};
 use permafrost_protocol::control;
 use permafrost_protocol::wire::message;
-use permafrost_store::{Registry as _, Store, StoreError};
+use permafrost_store::{Store, StoreError};
 use permafrost_transport::peer::{self, Network};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -62,6 +63,8 @@ pub(super) struct Member {
     wanted: u32,
     networks: [Network; 2],
     throttle: Arc<Throttle>,
+    store: Arc<ClusteredStore>,
+    scrubber: Arc<Scrubber>,
     puller: Arc<Puller>,
     operator: Arc<dyn Operate>,
     progress: Arc<RepairProgress>,
@@ -82,7 +85,7 @@ pub(super) struct Joining<'a> {
     pub(super) identity: &'a Arc<ReloadingIdentity>,
     pub(super) store: &'a Arc<Store>,
     pub(super) costs: &'a Arc<Costs>,
-    pub(super) scrubber: &'a Arc<Scrubber>,
+    pub(super) scrub: ScrubOptions,
 }
 
 impl Member {
@@ -95,7 +98,7 @@ impl Member {
             identity,
             store,
             costs,
-            scrubber,
+            scrub,
         } = joining;
         let runtime = Handle::current();
         let name = identity.current().name().to_owned();
@@ -140,16 +143,6 @@ impl Member {
         let copy_stats = fan_out.stats();
         fan_out.measured_by(Arc::clone(costs));
         let fan_out = Arc::new(fan_out);
-        let joined = store.join(permafrost_store::ClusterServices {
-            node: name.clone(),
-            replicate: Some(Arc::<FanOut>::clone(&fan_out)),
-            registry: Some(registry.clone()),
-            durability: options.durability,
-            deadline: options.deadline,
-            wanted_copies: options.copies,
-        });
-        debug_assert!(joined, "a store joins once");
-
         let view = nodes.clone();
         let peers = Peers::new(
             reads.clone(),
@@ -158,7 +151,21 @@ impl Member {
             options.domain.clone(),
             READ_DEADLINE,
         );
-        store.look_elsewhere(Arc::new(peers.measured_by(Some(Arc::clone(costs)))));
+        let queue = Arc::<ScrubQueue>::default();
+        let services = ClusterServices {
+            node: name.clone(),
+            registry: registry.clone(),
+            replicate: Some(Arc::<FanOut>::clone(&fan_out)),
+            remote: Some(Arc::new(peers.measured_by(Some(Arc::clone(costs))))),
+            durability: options.durability,
+            deadline: options.deadline,
+            wanted_copies: options.copies,
+        };
+        let clustered = ClusteredStore::new(
+            Arc::clone(store),
+            Some(services),
+            Arc::<ScrubQueue>::clone(&queue),
+        );
 
         let throttle = Throttle::of(store, options.repair);
         let puller = Arc::new(Puller::new(
@@ -166,14 +173,14 @@ impl Member {
             reads.clone(),
             &name,
             Arc::clone(&throttle),
+            Arc::clone(costs),
         ));
-        scrubber.mend_with(Arc::new(MendByPull::new(
-            Arc::clone(store),
-            Arc::clone(&puller),
-        )));
+        let mend = MendByPull::new(Arc::clone(&clustered), Arc::clone(&puller));
+        let scrubber = Scrubber::new(&clustered, queue, Some(Arc::new(mend)), scrub);
         let inventories = PeerInventories {
             node: name.clone(),
             store: Arc::clone(store),
+            scrubber: Arc::clone(&scrubber),
             network: reads.clone(),
             deadline: INVENTORY_DEADLINE,
         };
@@ -209,7 +216,7 @@ impl Member {
             tracing::warn!(%error, "the registry was not looked through");
         }
         let sweep = Sweep::new(
-            Arc::clone(store),
+            Arc::clone(&clustered),
             listing.clone(),
             &name,
             listing,
@@ -235,6 +242,8 @@ impl Member {
             wanted: options.copies,
             networks: [copies, reads],
             throttle,
+            store: clustered,
+            scrubber,
             puller,
             operator: Arc::new(operator),
             progress,
@@ -252,6 +261,16 @@ impl Member {
             puller: Arc::clone(&self.puller),
             throttle: Arc::clone(&self.throttle),
         }
+    }
+
+    /// Returns the checkpoints of this node and of the others.
+    pub(super) fn store(&self) -> Arc<ClusteredStore> {
+        Arc::clone(&self.store)
+    }
+
+    /// Returns the scrub of this node.
+    pub(super) fn scrubber(&self) -> Arc<Scrubber> {
+        Arc::clone(&self.scrubber)
     }
 
     /// Returns the reservations in the queues of all nodes.

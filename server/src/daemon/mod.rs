@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use permafrost_agent::host::arguments::in_full;
 use permafrost_agent::host::{self, Bound, Host, HostError, make_private_dir};
 use permafrost_audit::Audit;
-use permafrost_cluster::scrub::{ScrubOptions, Scrubber, Scrubbing};
+use permafrost_cluster::scrub::{ScrubOptions, ScrubQueue, Scrubber, Scrubbing};
+use permafrost_clustered::ClusteredStore;
 use permafrost_http_api::serve;
 use permafrost_identity::{CriuTls, ReloadingIdentity};
 use permafrost_metering::costs::{Costs, Probing};
@@ -117,35 +118,21 @@ impl Daemon {
         audit: Arc<Audit>,
     ) -> Result<Self, StartError> {
         let MeasuredStore {
-            store,
+            store: local,
             costs,
             catalog_origin,
         } = measured;
-        let scrubber = Scrubber::new(
-            store,
-            ScrubOptions {
-                period: config.scrub_period,
-                memory: Some(config.data_dir.join("scrub.json")),
-                ..ScrubOptions::default()
-            },
-        );
         let queues = Queues::new(config.queues);
         let Peers {
             endpoint: peers,
             handler,
             member,
+            store,
+            scrubber,
             reservations,
             denials,
-        } = serve_peers(
-            &config,
-            identity.clone(),
-            measured,
-            &scrubber,
-            &queues,
-            &audit,
-        )
-        .await?;
-        let source = source::of(store, costs, &queues, &reservations, member.as_ref());
+        } = serve_peers(&config, identity.clone(), measured, &queues, &audit).await?;
+        let source = source::of(&store, costs, &queues, &reservations, member.as_ref());
         let answers = Answers::start(
             &config.api,
             &config.run_dir,
@@ -159,7 +146,7 @@ impl Daemon {
         }
         let numbers = match config.listen_metrics {
             Some(listen) => {
-                let mut all = Metrics::new(store)
+                let mut all = Metrics::new(local)
                     .costs(costs)
                     .scrub(&scrubber)
                     .queues(&queues)
@@ -170,16 +157,17 @@ impl Daemon {
                         denied: identity.denied().len() as u64,
                     });
                 }
-                Some(serve_metrics(listen, all, store, member.as_ref()).await?)
+                Some(serve_metrics(listen, all, local, member.as_ref()).await?)
             }
             None => None,
         };
         let scrubbing = scrubber
             .start()
             .map_err(StoreError::io("start the scrub"))?;
-        let probing = startup::probe(config.probe_period, store, costs, member.as_ref())?;
+        let probing = startup::probe(config.probe_period, local, costs, member.as_ref())?;
         let host = bound.serve(Arc::new(Local {
-            store: Arc::clone(store),
+            store: Arc::clone(&store),
+            scrubber,
             costs: Arc::clone(costs),
             queues: Arc::clone(&queues),
             reservations,
@@ -200,15 +188,15 @@ impl Daemon {
             ]
             .map(|address| address.map_or_else(String::new, |address| address.to_string())),
         }));
-        let expiry = tokio::spawn(expire(Arc::clone(store), config.retention));
-        let watching = tokio::spawn(watch_medium(Arc::clone(store)));
+        let expiry = tokio::spawn(expire(Arc::clone(&store), config.retention));
+        let watching = tokio::spawn(watch_medium(Arc::clone(local)));
         let (end, ended) = oneshot::channel();
         let keeping = Keeping {
             end,
             task: tokio::spawn(keep_figures(Arc::clone(costs), ended)),
         };
         Ok(Self {
-            store: Arc::clone(store),
+            store: Arc::clone(local),
             queues,
             expiry,
             watching,
@@ -312,6 +300,8 @@ struct Peers {
     endpoint: Option<Endpoint>,
     handler: Option<Arc<NodeHandler>>,
     member: Option<Member>,
+    store: Arc<ClusteredStore>,
+    scrubber: Arc<Scrubber>,
     reservations: Arc<Reservations>,
     denials: Option<Arc<DenialLists>>,
 }
@@ -321,18 +311,25 @@ async fn serve_peers(
     config: &Config,
     identity: Option<Arc<ReloadingIdentity>>,
     measured: &MeasuredStore,
-    scrubber: &Arc<Scrubber>,
     queues: &Arc<Queues>,
     audit: &Arc<Audit>,
 ) -> Result<Peers, StartError> {
     let MeasuredStore { store, costs, .. } = measured;
     let capacity_bytes = store.region().usage().capacity_bytes;
     let reservations_here = || Reservations::here(Arc::clone(queues), capacity_bytes);
+    let scrub = ScrubOptions {
+        period: config.scrub_period,
+        memory: Some(config.data_dir.join("scrub.json")),
+        ..ScrubOptions::default()
+    };
     let Some((listen, identity)) = config.listen_peers.zip(identity.clone()) else {
+        let (clustered, scrubber) = alone(store, scrub);
         return Ok(Peers {
             endpoint: None,
             handler: None,
             member: None,
+            store: clustered,
+            scrubber,
             reservations: Arc::new(reservations_here().within(Arc::clone(store.quotas()))),
             denials: identity.map(|identity| Arc::new(DenialLists::new(identity, None))),
         });
@@ -347,7 +344,7 @@ async fn serve_peers(
         _ => make_private_dir(&spool)?,
     }
     let name = identity.current().name().to_owned();
-    let handler = NodeHandler::new(Arc::clone(store), &name).with_audit(Arc::clone(audit));
+    let handler = NodeHandler::new(&name).with_audit(Arc::clone(audit));
     let handler = Arc::new(handler);
     let endpoint = Endpoint::serve(
         &Handle::current(),
@@ -376,7 +373,7 @@ async fn serve_peers(
                 identity: &identity,
                 store,
                 costs,
-                scrubber,
+                scrub: scrub.clone(),
             };
             Some(Member::join(joining).await?)
         }
@@ -392,7 +389,12 @@ async fn serve_peers(
     if let Some(member) = &member {
         member.hear_denials(&denials);
     }
-    let mut agents = Agents::new(Arc::clone(store), spool)
+    let (clustered, scrubber) = match &member {
+        Some(member) => (member.store(), member.scrubber()),
+        None => alone(store, scrub),
+    };
+    let mut agents = Agents::new(Arc::clone(&clustered), spool)
+        .with_scrubber(Arc::clone(&scrubber))
         .with_queues(Arc::clone(queues), Arc::clone(&reservations))
         .with_denials(Arc::clone(&denials));
     if let Some(member) = &member {
@@ -403,9 +405,20 @@ async fn serve_peers(
         endpoint: Some(endpoint),
         handler: Some(handler),
         member,
+        store: clustered,
+        scrubber,
         reservations,
         denials: Some(denials),
     })
+}
+
+/// Returns the checkpoints of a node without a cluster, and their scrub.
+fn alone(store: &Arc<Store>, options: ScrubOptions) -> (Arc<ClusteredStore>, Arc<Scrubber>) {
+    let queue = Arc::<ScrubQueue>::default();
+    let suspects = Arc::<ScrubQueue>::clone(&queue);
+    let clustered = ClusteredStore::new(Arc::clone(store), None, suspects);
+    let scrubber = Scrubber::new(&clustered, queue, None, options);
+    (clustered, scrubber)
 }
 
 /// Serves metrics and health checks.
@@ -447,14 +460,14 @@ async fn watch_medium(store: Arc<Store>) {
     }
 }
 
-async fn expire(store: Arc<Store>, retention: Retention) {
+async fn expire(store: Arc<ClusteredStore>, retention: Retention) {
     let shortest = retention.parked.min(retention.idle_session);
     let mut ticks = tokio::time::interval((shortest / 2).clamp(EXPIRY_PERIOD.0, EXPIRY_PERIOD.1));
     let mut returned = Instant::now();
     loop {
         ticks.tick().await;
         let expiring = Arc::clone(&store);
-        let returns = returned.elapsed() >= RETURN_PERIOD && !store.is_receiving();
+        let returns = returned.elapsed() >= RETURN_PERIOD && !store.local().is_receiving();
         if returns {
             returned = Instant::now();
         }

@@ -13,6 +13,7 @@ use permafrost_api_types::figures::{StartFigures, StartRate, StartTime};
 use permafrost_api_types::nodes as api;
 use permafrost_api_types::reserve::{Direction, Reservation, ReserveRequest};
 use permafrost_cluster::{ClusterNodes, Fence, LiveNode, MemberState, NodeClass, NodeFacts};
+use permafrost_clustered::ClusteredStore;
 use permafrost_http_api::caller::Caller;
 use permafrost_http_api::source::{NodeEntry, QueueLength, Refusal, Source};
 use permafrost_metering::costs::{
@@ -24,7 +25,7 @@ use permafrost_scheduling::NodeId;
 use permafrost_scheduling::figure::Missing;
 use permafrost_scheduling::quantity::Seconds;
 use permafrost_scheduling::size::{DumpKind, Memory, Prediction};
-use permafrost_store::{Store, StoreError};
+use permafrost_store::StoreError;
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
@@ -48,7 +49,7 @@ pub(super) struct Others {
 
 /// Source of the data that the HTTP API serves.
 pub(super) struct OfDaemon {
-    store: Arc<Store>,
+    store: Arc<ClusteredStore>,
     costs: Arc<Costs>,
     reservations: Arc<Reservations>,
     /// Facts of this node, used where the registry does not list it.
@@ -63,7 +64,7 @@ pub(super) struct OfDaemon {
 
 /// The daemon of this store. Called on a tokio runtime.
 pub(super) fn of(
-    store: &Arc<Store>,
+    store: &Arc<ClusteredStore>,
     costs: &Arc<Costs>,
     queues: &Arc<Queues>,
     reservations: &Arc<Reservations>,
@@ -73,14 +74,14 @@ pub(super) fn of(
     costs.set_queues(move || asked.report().map(told));
     let (own, others) = match member {
         Some(member) => (member.facts(), Some(member.others())),
-        None => (own::alone(store), None),
+        None => (own::alone(store.local()), None),
     };
     OfDaemon::new(store, costs, reservations, own, others)
 }
 
 impl OfDaemon {
     fn new(
-        store: &Arc<Store>,
+        store: &Arc<ClusteredStore>,
         costs: &Arc<Costs>,
         reservations: &Arc<Reservations>,
         own: NodeFacts,
@@ -152,7 +153,7 @@ impl OfDaemon {
 
     fn only_this(&self, reports: &mut Reports) -> Vec<NodeEntry> {
         let facts = NodeFacts {
-            free_bytes: self.store.region_status().free_bytes,
+            free_bytes: self.store.local().region_status().free_bytes,
             ..self.own.clone()
         };
         let entry = self.entry(&facts, reports, MemberState::Active);
@@ -326,7 +327,7 @@ impl OfDaemon {
 
 /// Forwards events of checkpoints to the API.
 async fn tell(
-    store: Arc<Store>,
+    store: Arc<ClusteredStore>,
     mut happened: broadcast::Receiver<permafrost_store::StoreEvent>,
     events: broadcast::Sender<ApiEvent>,
 ) {
@@ -349,7 +350,7 @@ async fn tell(
     }
 }
 
-fn event_of(store: &Store, event: permafrost_store::StoreEvent) -> Option<ApiEvent> {
+fn event_of(store: &ClusteredStore, event: permafrost_store::StoreEvent) -> Option<ApiEvent> {
     match event {
         permafrost_store::StoreEvent::Dumped {
             job, generation, ..

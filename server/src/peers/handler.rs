@@ -5,13 +5,14 @@ use std::sync::{Arc, OnceLock};
 use permafrost_audit::{Audit, AuditedRequest, Who, name_of};
 use permafrost_cluster::held;
 use permafrost_cluster::repair::{Puller, Throttle};
+use permafrost_clustered::ClusteredStore;
 use permafrost_identity::{Action, Peer, Role};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, Committed, Done, Prepared, reply, request};
-use permafrost_store::{Store, StoreError};
+use permafrost_store::StoreError;
 use permafrost_transport::peer::{ApiServer, FrameSink, FrameSource, Handler, PeerError, Replies};
 
 use super::replica::take_copy;
@@ -20,7 +21,6 @@ use crate::error::{DeniedError, RequestError};
 
 /// Handler that serves each peer according to its certificate.
 pub struct NodeHandler {
-    store: Arc<Store>,
     node: String,
     serving: OnceLock<Serving>,
     api: OnceLock<Arc<dyn ApiServer>>,
@@ -30,6 +30,18 @@ pub struct NodeHandler {
 struct Serving {
     agents: Agents,
     copying: Option<Copying>,
+}
+
+impl Serving {
+    fn store(&self) -> &ClusteredStore {
+        self.agents.store()
+    }
+
+    fn done(&self) -> reply::Body {
+        reply::Body::Done(Done {
+            free_bytes: self.store().local().region_status().free_bytes,
+        })
+    }
 }
 
 /// State that serving other nodes of a cluster needs in addition.
@@ -43,9 +55,8 @@ pub struct Copying {
 impl NodeHandler {
     /// Makes the handler of the node of that name. Until [`Self::begin`] it asks every peer to come again.
     #[must_use]
-    pub fn new(store: Arc<Store>, node: &str) -> Self {
+    pub fn new(node: &str) -> Self {
         Self {
-            store,
             node: node.to_owned(),
             serving: OnceLock::new(),
             api: OnceLock::new(),
@@ -80,19 +91,22 @@ impl NodeHandler {
     /// Handles requests that only nodes may send to each other.
     fn between_nodes(
         &self,
+        serving: &Serving,
         copying: &Copying,
         body: request::Body,
     ) -> Result<reply::Body, StoreError> {
         Ok(match body {
             request::Body::Publish(publish) => {
-                self.store.publish(&publish.checkpoint)?;
-                self.done()
+                serving.store().local().publish(&publish.checkpoint)?;
+                serving.done()
             }
             request::Body::Rollback(rollback) => {
-                self.roll_back(&rollback.checkpoint)?;
-                self.done()
+                roll_back(serving.store(), &rollback.checkpoint)?;
+                serving.done()
             }
-            request::Body::Inventory(inventory) => reply::Body::Held(held(&self.store, &inventory)),
+            request::Body::Inventory(inventory) => {
+                reply::Body::Held(held(serving.store().local(), &inventory))
+            }
             request::Body::Pull(pull) => {
                 let record = copying.puller.pull(&pull)?;
                 reply::Body::Committed(Committed {
@@ -100,7 +114,9 @@ impl NodeHandler {
                     nodes: vec![self.node.clone()],
                 })
             }
-            request::Body::Verify(verify) => reply::Body::Verified(self.store.verified(&verify)?),
+            request::Body::Verify(verify) => {
+                reply::Body::Verified(serving.agents.scrubber("verifies")?.verified(&verify)?)
+            }
             _ => {
                 return Err(RequestError::Unknown.into());
             }
@@ -114,9 +130,9 @@ impl NodeHandler {
         }
         authorize(peer, &Access::of_wire(&body)?)?;
         match (body, &serving.copying) {
-            (request::Body::Ping(_), _) => Ok(self.done()),
+            (request::Body::Ping(_), _) => Ok(serving.done()),
             (body, Some(copying)) => {
-                let answer = self.between_nodes(copying, body);
+                let answer = self.between_nodes(serving, copying, body);
                 answer.map_err(control::Error::from)
             }
             (_, None) => Err(self.no_copies(peer)),
@@ -138,12 +154,6 @@ impl NodeHandler {
         }
     }
 
-    fn done(&self) -> reply::Body {
-        reply::Body::Done(Done {
-            free_bytes: self.store.region_status().free_bytes,
-        })
-    }
-
     /// Receives a dump: an agent's, or a copy of another node's dump.
     fn take_dump(
         &self,
@@ -160,7 +170,13 @@ impl NodeHandler {
         if serving.copying.is_none() {
             return Err(self.no_copies(peer));
         }
-        take_copy(&self.store, &self.node, request, frames, replies)
+        take_copy(
+            serving.store().local(),
+            &self.node,
+            request,
+            frames,
+            replies,
+        )
     }
 
     /// Sends a checkpoint; slowly if it is for a copy that no request waits for.
@@ -174,9 +190,9 @@ impl NodeHandler {
         match &serving.copying {
             Some(copying) if request.background && peer.may(Action::Replicate) => {
                 let mut slow = copying.throttle.sink(frames);
-                serve_fetch(&self.store, peer, request, &mut slow)
+                serve_fetch(serving.store(), peer, request, &mut slow)
             }
-            _ => serve_fetch(&self.store, peer, request, frames),
+            _ => serve_fetch(serving.store(), peer, request, frames),
         }
     }
 
@@ -199,18 +215,18 @@ impl NodeHandler {
         let outcome = refused.map_or(Ok(()), Err);
         self.audit.record(&Who::peer(peer), &event, outcome);
     }
+}
 
-    /// Drops a copy that the registry does not list on this node. The registry, not the caller, decides: a copy that
-    /// it lists here stays. A copy that it does not list at all is dropped if it was never published, or was
-    /// removed, and is kept if the registry may have lost it. While the registry does not answer, nothing is
-    /// dropped.
-    fn roll_back(&self, checkpoint: &str) -> Result<(), StoreError> {
-        let withdrawn = self.store.may_go(checkpoint)?;
-        if self.store.roll_back(checkpoint, withdrawn)? {
-            tracing::info!(checkpoint, "dropped: not listed");
-        }
-        Ok(())
+/// Drops a copy that the registry does not list on this node. The registry, not the caller, decides: a copy that
+/// it lists here stays. A copy that it does not list at all is dropped if it was never published, or was
+/// removed, and is kept if the registry may have lost it. While the registry does not answer, nothing is
+/// dropped.
+fn roll_back(store: &ClusteredStore, checkpoint: &str) -> Result<(), StoreError> {
+    let withdrawn = store.may_go(checkpoint)?;
+    if store.local().roll_back(checkpoint, withdrawn)? {
+        tracing::info!(checkpoint, "dropped: not listed");
     }
+    Ok(())
 }
 
 /// Sink of the replies to a dump that records the name of the resulting checkpoint.

@@ -6,7 +6,7 @@ use permafrost_cluster::replication::apply;
 use permafrost_protocol::control;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
-use permafrost_store::{ReplicaRequest, Store};
+use permafrost_store::{CopyRequest, Store};
 use permafrost_transport::peer::{FrameSource, Replies};
 
 use crate::error::RequestError;
@@ -27,7 +27,7 @@ pub(super) fn take_copy(
     let session = session.map_err(|_| RequestError::SessionLength)?;
     // Copies that repair makes are of what was stored within quotas: those are pulled, and come another way.
     store.check_may_store(&request.job, 1, 1)?;
-    let mut dump = store.open_replica(ReplicaRequest {
+    let mut dump = store.open_copy(CopyRequest {
         session,
         job: request.job,
         parent: request.parent,

@@ -14,8 +14,8 @@ use permafrost_protocol::manifest::{Image, Manifest, Origin, TakenBy};
 use super::dump::map_root;
 use super::evidence::Evidence;
 use super::images::{DirectoryImages, holds_pages, store_small};
-use super::seal::{Contents, Replaced, check_images_fit, check_tells_processes, kind_of};
-use super::{Store, StoreError, check_job, digest, manifest_of};
+use super::seal::{DumpContents, Replaced, check_images_fit, check_tells_processes, kind_of};
+use super::{Store, StoreError, digest, manifest_of};
 use crate::clock::unix_ms;
 use crate::reader::checkpoint_name;
 use crate::{MissingObject, ReadingError, SealingError};
@@ -60,31 +60,30 @@ impl<'a> Adoption<'a> {
 
 impl Store {
     /// Gives a parked session a job and its small images, in one step: before it there is the parked session, after
-    /// it the checkpoint. Adopting again returns the same checkpoint.
+    /// it the checkpoint. Adopting again returns the same checkpoint. `may_adopt` checks the parked session before it
+    /// is changed. The caller holds the lock on the job.
     ///
     /// # Errors
-    /// The images match no parked session, or several equally well; the job has a dump under way, the region is
-    /// full or fails.
+    /// The images match no parked session, or several equally well; `may_adopt` fails; the region is full or fails.
     pub fn adopt(
         &self,
         adoption: &Adoption<'_>,
         images: OwnedFd,
+        may_adopt: impl FnOnce(&control::Checkpoint) -> Result<(), StoreError>,
     ) -> Result<control::Checkpoint, StoreError> {
         let job = adoption.job;
-        check_job(job)?;
         super::check_origin(adoption.origin.as_ref())?;
-        let _guard = self.lock_job(job, "an adoption")?;
         let dir = ImagesDir::new(images)?;
         let evidence = Evidence::read(&dir, adoption.images_age)?;
         if let Some(adopted) = self.adopted_before(adoption, &dir, &evidence)? {
-            return self.acknowledged(adopted);
+            return Ok(adopted);
         }
         let record = if adoption.session.is_empty() {
             self.parked_for_images(adoption, &evidence)?
         } else {
             self.parked_by_name(adoption, &evidence)?
         };
-        self.check_adoptable(&record)?;
+        may_adopt(&record)?;
         let parked = self.checkpoint(&record.id)?;
         let manifest = manifest_of(&parked)?;
 
@@ -94,7 +93,7 @@ impl Store {
         let images = store_small(&mut images, &mut shadow, None)?;
         let kind = kind_of(&images);
         check_images_fit(kind, &images, &manifest.spaces)?;
-        let contents = Contents {
+        let contents = DumpContents {
             job: job.to_owned(),
             kind,
             parent_generation: if manifest.job == job {
@@ -106,7 +105,6 @@ impl Store {
             images,
             spaces: digest::with_digests(&parked, manifest.spaces)?,
             session: manifest.session,
-            commit_deadline: Duration::ZERO,
             taken_by: adopted_from(manifest.taken_by, adoption.taken_by),
         };
         let replaced = Replaced {

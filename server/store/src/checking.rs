@@ -33,10 +33,9 @@ pub struct Checked {
     pub read_bytes: u64,
     /// Damaged places by name and address: the first 64.
     pub damage: Vec<String>,
-    /// The damaged pages that other copies have, too: the first 1,024.
+    /// The damaged pages of maps that are intact: the first 1,024.
     pub pages_damaged: Vec<DamagedPage>,
-    /// True if there is damage beyond those pages: in a map, a root or the manifest, of which every copy has its
-    /// own, or in more pages than that.
+    /// True if there is damage beyond those pages: in a map, a root or the manifest, or in more pages than that.
     pub damaged_beyond: bool,
     /// True if the check was stopped before its end.
     pub stopped: bool,
@@ -145,14 +144,14 @@ impl Store {
         })
     }
 
-    /// Returns a reference to this node's copy of a checkpoint.
+    /// Returns a reference to the copy of a checkpoint.
     #[must_use]
     pub fn copy(&self, id: &str) -> Option<Weak<StoredCheckpoint>> {
         let checkpoint = self.checkpoint(id).ok()?;
         Some(Arc::downgrade(&checkpoint))
     }
 
-    /// Returns the id of a generation that this node holds.
+    /// Returns the id of a generation that the store holds.
     #[must_use]
     pub fn id_here(&self, job: &str, generation: u64) -> Option<String> {
         let record = self.catalog.find(job, generation).ok().flatten()?;

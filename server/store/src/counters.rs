@@ -73,7 +73,7 @@ pub struct Counters {
     pub received_bytes: Counter,
     /// Times from the request to seal to the checkpoint: the task is frozen meanwhile.
     pub seals: Timings,
-    /// Copies of other nodes' dumps that were begun here.
+    /// Copies of dumps received elsewhere that were begun here.
     pub copies_begun: Counter,
     /// Copies that were sealed here.
     pub copies_sealed: Counter,

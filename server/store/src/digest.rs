@@ -1,4 +1,4 @@
-//! The content digest: 32 bytes that identify a checkpoint's contents and are equal on every node
+//! The content digest: 32 bytes that identify a checkpoint's contents and are equal for every copy of it
 //! (docs/format.md, "Content digest").
 
 use std::sync::Arc;
@@ -9,7 +9,10 @@ use sha2::{Digest, Sha256};
 
 use super::dump::map_root;
 use super::{StoreError, manifest_of};
-use crate::{ContentDigest, ReadingError};
+use crate::ReadingError;
+
+/// SHA-256 over the contents of a dump, independent of where and how they are stored.
+pub type ContentDigest = [u8; 32];
 
 /// Returns the digest of the address spaces alone, which is compared at CLOSE, before there are images.
 pub(super) fn of_spaces(spaces: &[AddressSpace]) -> ContentDigest {
@@ -25,7 +28,8 @@ pub(super) fn of_spaces(spaces: &[AddressSpace]) -> ContentDigest {
 
 /// Returns the digest of address spaces and images. The order of the images means nothing, so they are sorted
 /// by name.
-pub(super) fn of_whole(spaces: &[AddressSpace], images: &[Image]) -> ContentDigest {
+#[must_use]
+pub fn of_whole(spaces: &[AddressSpace], images: &[Image]) -> ContentDigest {
     let mut by_name: Vec<_> = images.iter().collect();
     by_name.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     let mut hash = Sha256::new();

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_pmem::{
-    Kept, MapCursor, MapRoot, MapWriter, PAGE_SIZE, Piece, Region, RunKind, Shadow, ShadowError,
-    StoredCheckpoint,
+    CheckpointId, Kept, MapCursor, MapRoot, MapWriter, PAGE_SIZE, Piece, Region, RunKind, Shadow,
+    ShadowError, StoredCheckpoint,
 };
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
 use permafrost_protocol::manifest::{AddressSpace, Manifest, Origin, SpaceType};
@@ -15,7 +15,8 @@ use tokio::sync::watch;
 
 use super::kin::match_processes;
 use super::{StoreError, digest};
-use crate::{ContentDigest, CopyStreams, SessionError};
+use crate::SessionError;
+use crate::{ContentDigest, DumpTap, Follower};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -24,7 +25,7 @@ const COPY_PAGES: u64 = 64;
 
 /// The checkpoint that a dump is compared with.
 #[derive(Clone)]
-pub(super) struct Parent {
+pub struct Parent {
     /// Keeps its segments from being reused while the dump refers to them.
     pub(super) checkpoint: Arc<StoredCheckpoint>,
     /// Manifest of that checkpoint.
@@ -43,9 +44,21 @@ impl Parent {
         }
     }
 
+    /// Returns the id of the checkpoint.
+    #[must_use]
+    pub fn id(&self) -> CheckpointId {
+        self.checkpoint.id()
+    }
+
+    /// Returns the generation of the checkpoint.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.manifest.generation
+    }
+
     /// Pairs processes with new pids with processes of the parent, by the facts in `origin`.
     #[must_use]
-    pub(super) fn knowing(self, origin: Option<&Origin>) -> Self {
+    pub fn knowing(self, origin: Option<&Origin>) -> Self {
         let (Some(before), Some(now)) = (&self.manifest.origin, origin) else {
             return self;
         };
@@ -61,7 +74,8 @@ impl Parent {
     }
 
     /// Returns the pids that are compared with another pid.
-    pub(super) fn compared(&self) -> &HashMap<u64, u64> {
+    #[must_use]
+    pub fn compared(&self) -> &HashMap<u64, u64> {
         &self.compared
     }
 
@@ -109,8 +123,8 @@ pub(super) struct DumpBuilder {
     parent: Option<Parent>,
     current: Option<Current>,
     spaces: Vec<AddressSpace>,
-    /// Copies on other nodes: they receive the same pages as this one.
-    copies: Option<Box<dyn CopyStreams>>,
+    /// Receives the same pages as the region.
+    follower: Option<Box<dyn Follower>>,
     /// Turns true when the session is over, which ends long work for it.
     ended: Option<watch::Receiver<bool>>,
 }
@@ -133,26 +147,26 @@ pub(super) struct Dump {
     pub(super) spaces: Vec<AddressSpace>,
     /// Digest of the address spaces' contents, independent of where they are stored.
     pub(super) digest: ContentDigest,
-    /// Copies on other nodes, with the requested durability.
-    pub(super) copies: Option<Box<dyn CopyStreams>>,
-    /// Time that the dump waited for the copies.
+    /// Seals the dump, if there is one.
+    pub(super) follower: Option<Box<dyn Follower>>,
+    /// Time that the dump waited for its follower.
     pub(super) waited: Duration,
 }
 
 impl DumpBuilder {
-    /// Begins a dump in `region`, compared with `parent`; `copies` were begun with the same parent.
+    /// Begins a dump in `region`, compared with `parent`; `follower` was begun with the same parent.
     #[must_use]
     pub(super) fn new(
         region: &Arc<Region>,
         parent: Option<Parent>,
-        copies: Option<Box<dyn CopyStreams>>,
+        follower: Option<Box<dyn Follower>>,
     ) -> Self {
         Self {
             shadow: region.begin(),
             parent,
             current: None,
             spaces: Vec::new(),
-            copies,
+            follower,
             ended: None,
         }
     }
@@ -190,9 +204,9 @@ impl DumpBuilder {
         let pages_id = pages_id.unwrap_or(FIRST_SERVED_PAGES_ID.saturating_add(counted));
         let has_parent = self.has_parent(id);
         let mut map = self.shadow.map();
-        if let Some(copies) = &mut self.copies {
+        if let Some(tap) = tap_of(&mut self.follower) {
             map.watch();
-            copies.space(id, pages_id);
+            tap.space(id, pages_id);
         }
         self.current = Some(Current {
             id,
@@ -236,20 +250,20 @@ impl DumpBuilder {
             bytes,
             current.parent.as_mut(),
         )?;
-        let Some(copies) = self.copies.as_deref_mut() else {
+        let Some(tap) = tap_of(&mut self.follower) else {
             return Ok(());
         };
-        let takes_parent = copies.takes_parent();
+        let takes_parent = tap.takes_parent();
         for piece in current.map.pieces() {
             match piece.kept {
-                Kept::Zero => copies.zero(piece.first_index, piece.flags, piece.pages),
+                Kept::Zero => tap.zero(piece.first_index, piece.flags, piece.pages),
                 Kept::Parent if takes_parent => {
-                    copies.parent(piece.first_index, piece.flags, piece.pages);
+                    tap.parent(piece.first_index, piece.flags, piece.pages);
                 }
                 Kept::Stored | Kept::Parent => {
                     let from = byte_len(piece.first_index - first_index);
                     let len = byte_len(piece.pages);
-                    copies.pages(piece.first_index, piece.flags, &bytes[from..from + len]);
+                    tap.pages(piece.first_index, piece.flags, &bytes[from..from + len]);
                 }
             }
         }
@@ -273,14 +287,14 @@ impl DumpBuilder {
         };
         self.shadow
             .reference(&mut current.map, vaddr / PAGE_BYTES, nr_pages, parent)?;
-        if let Some(copies) = self.copies.as_deref_mut() {
+        if let Some(tap) = tap_of(&mut self.follower) {
             for piece in current.map.pieces() {
                 match piece.kept {
-                    Kept::Zero => copies.zero(piece.first_index, piece.flags, piece.pages),
-                    _ if copies.takes_parent() => {
-                        copies.parent(piece.first_index, piece.flags, piece.pages);
+                    Kept::Zero => tap.zero(piece.first_index, piece.flags, piece.pages),
+                    _ if tap.takes_parent() => {
+                        tap.parent(piece.first_index, piece.flags, piece.pages);
                     }
-                    _ => copy_from_parent(copies, parent, piece, self.ended.as_ref())?,
+                    _ => tap_from_parent(tap, parent, piece, self.ended.as_ref())?,
                 }
             }
         }
@@ -300,11 +314,11 @@ impl DumpBuilder {
         let current = self.current.as_mut().ok_or_else(no_space_open)?;
         self.shadow
             .append_zeros(&mut current.map, first_index, flags, pages)?;
-        if let Some(copies) = self.copies.as_deref_mut() {
+        if let Some(tap) = tap_of(&mut self.follower) {
             // The pieces are taken off the list of pieces to pass on: otherwise the next pages would pass them on
             // again.
             for piece in current.map.pieces() {
-                copies.zero(piece.first_index, piece.flags, piece.pages);
+                tap.zero(piece.first_index, piece.flags, piece.pages);
             }
         }
         Ok(())
@@ -360,27 +374,26 @@ impl DumpBuilder {
         Ok(())
     }
 
-    /// Ends the dump: everything received is durable when this returns, on as many nodes as the copies were begun
-    /// for. Nothing references it yet.
+    /// Ends the dump: everything received is durable when this returns. Nothing references it yet.
     ///
     /// # Errors
-    /// The region is full or fails; too few copies.
+    /// The region is full or fails; the follower fails.
     pub(super) fn finish(mut self) -> Result<Dump, StoreError> {
         self.finish_space()?;
         self.shadow.flush()?;
         let digest = digest::of_spaces(&self.spaces);
         let mut waited = Duration::ZERO;
-        if let Some(copies) = &mut self.copies {
-            waited = copies.waited();
+        if let Some(tap) = tap_of(&mut self.follower) {
+            waited = tap.waited();
             let since = Instant::now();
-            copies.close(digest)?;
+            tap.close(digest)?;
             waited += since.elapsed();
         }
         Ok(Dump {
             shadow: self.shadow,
             spaces: self.spaces,
             digest,
-            copies: self.copies,
+            follower: self.follower,
             waited,
         })
     }
@@ -410,9 +423,14 @@ impl DumpBuilder {
     }
 }
 
-/// Sends pages that the parent has here, and that the copies' nodes do not have.
-fn copy_from_parent(
-    copies: &mut dyn CopyStreams,
+/// Returns the receiver of a dump's pages, if there is one.
+pub(super) fn tap_of(follower: &mut Option<Box<dyn Follower>>) -> Option<&mut dyn DumpTap> {
+    follower.as_mut()?.tap()
+}
+
+/// Passes on pages that the parent has here, and that the receiver does not have.
+fn tap_from_parent(
+    tap: &mut dyn DumpTap,
     parent: &mut MapCursor,
     piece: Piece,
     ended: Option<&watch::Receiver<bool>>,
@@ -430,7 +448,7 @@ fn copy_from_parent(
         let pages = (run.end_index().min(end) - index).min(COPY_PAGES);
         let count = u32::try_from(pages).unwrap_or(u32::MAX);
         let bytes = parent.map().read_range(&run, index, count);
-        copies.pages(index, piece.flags, bytes.map_err(ShadowError::from)?);
+        tap.pages(index, piece.flags, bytes.map_err(ShadowError::from)?);
         index += pages;
     }
     Ok(())

@@ -1,18 +1,13 @@
-//! Exports a checkpoint as an ordinary CRIU images directory.
+//! Writes the pages of a checkpoint into a file of an images directory.
 
-use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use permafrost_criu::directory::{self, Exportable, PagesFile};
+use permafrost_criu::directory::PagesFile;
 use permafrost_pmem::{PageMap, StoredRun};
-use permafrost_protocol::control;
-use permafrost_protocol::manifest::{AddressSpace, Manifest};
+use permafrost_protocol::manifest::AddressSpace;
 
-use super::anywhere::Anywhere;
-use super::reader::{PAGE_BYTES, ReadError, Reader};
-use super::{ProgressReceiver, Store, StoreError};
+use super::reader::{LocalCheckpoint, PAGE_BYTES, ReadError};
 
 /// Approximate bytes of pages written per round. Progress is reported between rounds.
 const ROUND_BYTES: u64 = 64 << 20;
@@ -20,131 +15,43 @@ const ROUND_BYTES: u64 = 64 << 20;
 /// Maximum number of writer threads. More gain nothing: they share one memory bus.
 const MAX_WRITERS: usize = 4;
 
-impl Store {
-    /// Writes a checkpoint into a directory as CRIU images: the small ones byte for byte, the pages in the files
-    /// that CRIU would have made, zero pages as holes. Every page is verified before it is written; pages that are
-    /// not here, or damaged here, come from another node.
-    ///
-    /// Cost: one pass over the pages, on as many threads as there are processors (at most four).
-    ///
-    /// # Errors
-    /// There is no such checkpoint; a page is damaged, reported by name and address; no node that holds the
-    /// checkpoint can be reached; a file exists already or cannot be written.
-    pub fn export(
-        &self,
-        reference: &str,
-        small_images_only: bool,
-        directory: OwnedFd,
-        progress: ProgressReceiver<'_>,
-    ) -> Result<control::Exported, StoreError> {
-        let reader = Anywhere::open(self, self.resolve(reference)?)?;
-        if small_images_only {
-            // Exported for a dump to be compared with: this is no restore.
-            return directory::export(&reader, true, directory, progress);
-        }
-        let restoring = self.restoring(&reader);
-        let exported = directory::export(&reader, false, directory, &mut |bytes, total| {
-            restoring.progress(bytes);
-            progress(bytes, total);
-        })?;
-        self.restored(&reader, restoring, exported.bytes);
-        Ok(exported)
-    }
-}
-
-impl Store {
-    /// Writes a checkpoint that the region holds into a directory, as [`Store::export`] does, whatever its name.
-    ///
-    /// # Errors
-    /// Those of [`Store::export`].
-    pub fn export_record(
-        &self,
-        record: control::Checkpoint,
-        directory: OwnedFd,
-    ) -> Result<control::Exported, StoreError> {
-        let reader = Anywhere::open(self, record)?;
-        directory::export(&reader, false, directory, &mut |_, _| {})
-    }
-}
-
-impl Exportable for Anywhere<'_> {
-    type Error = StoreError;
-
-    fn record(&self) -> &control::Checkpoint {
-        &self.record
-    }
-
-    fn manifest(&self) -> &Manifest {
-        &self.manifest
-    }
-
-    fn small(
-        &self,
-        place: usize,
-        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-    ) -> Result<(), ReadError> {
-        self.small(place, sink)
-    }
-
-    fn pagemap(&self, place: usize) -> Result<Vec<u8>, StoreError> {
-        self.pagemap(place)
-    }
-
-    fn pages(
-        &self,
-        place: usize,
-        file: &mut PagesFile,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<(), ReadError> {
-        let (mut next_index, mut cause) = (0, None);
-        if let Some(here) = &self.here {
-            match write_own(here, place, file, &mut next_index, progress) {
-                Err(ReadError::Source(error)) => cause = Some(error),
-                written => return written,
-            }
-        }
-        self.pages_of_others(place, next_index, cause, |run| {
-            file.put(run)?;
-            progress(file.at);
-            Ok(())
-        })
-    }
-}
-
 /// A run, and its offset in the pages file.
 type Placed = (u64, StoredRun);
 
-/// Writes this node's copy of an address space, in rounds. If that fails, all pages before `next_index` are
-/// written.
-fn write_own(
-    reader: &Reader,
-    place: usize,
-    pages: &mut PagesFile,
-    next_index: &mut u64,
-    progress: &mut dyn FnMut(u64),
-) -> Result<(), ReadError> {
-    let space = &reader.manifest.spaces[place];
-    let map = reader.map(space)?;
-    let mut round: Vec<Placed> = Vec::new();
-    let mut at = 0;
-    let mut runs = map.runs();
-    loop {
-        let run = runs.next().transpose();
-        if let Ok(Some(run)) = run {
-            round.push((at, run));
-            at += u64::from(run.pages) * PAGE_BYTES;
-            if at - pages.at < ROUND_BYTES {
-                continue;
+impl LocalCheckpoint {
+    /// Writes an address space into a pages file, in rounds. If that fails, all pages before `next_index` are written.
+    ///
+    /// Cost: one pass over the pages, on as many threads as there are processors (at most four).
+    pub(super) fn write_file(
+        &self,
+        place: usize,
+        pages: &mut PagesFile,
+        next_index: &mut u64,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), ReadError> {
+        let space = &self.manifest.spaces[place];
+        let map = self.map(space)?;
+        let mut round: Vec<Placed> = Vec::new();
+        let mut at = 0;
+        let mut runs = map.runs();
+        loop {
+            let run = runs.next().transpose();
+            if let Ok(Some(run)) = run {
+                round.push((at, run));
+                at += u64::from(run.pages) * PAGE_BYTES;
+                if at - pages.at < ROUND_BYTES {
+                    continue;
+                }
             }
-        }
-        // The pages before damage in the map are intact.
-        write_round(reader, space, &map, pages, next_index, &round)?;
-        round.clear();
-        progress(pages.at);
-        match run {
-            Ok(Some(_)) => {}
-            Ok(None) => return Ok(()),
-            Err(source) => return Err(reader.corrupt(space, *next_index, source).into()),
+            // The pages before damage in the map are intact.
+            write_round(self, space, &map, pages, next_index, &round)?;
+            round.clear();
+            progress(pages.at);
+            match run {
+                Ok(Some(_)) => {}
+                Ok(None) => return Ok(()),
+                Err(source) => return Err(self.corrupt(space, *next_index, source).into()),
+            }
         }
     }
 }
@@ -152,7 +59,7 @@ fn write_own(
 /// Verifies runs and writes each to its place in the pages file, on several threads that take the next run when they
 /// are done with one. All before the first one that fails are then written.
 fn write_round(
-    reader: &Reader,
+    reader: &LocalCheckpoint,
     space: &AddressSpace,
     map: &PageMap,
     pages: &mut PagesFile,

@@ -1,4 +1,4 @@
-//! Reads a checkpoint for another node: run by run, each page verified, in bounded memory.
+//! Reads a checkpoint to pass it on: run by run, each page verified, in bounded memory.
 
 use permafrost_agent::remote::MapDigest;
 use permafrost_pmem::{MapCursor, PageError, PageMap, RunKind, StoredRun};
@@ -6,16 +6,16 @@ use permafrost_protocol::control;
 use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
 
 use super::dump::{Parent, map_root};
-use super::reader::{PAGE_BYTES, ReadError, Reader};
+use super::reader::{LocalCheckpoint, PAGE_BYTES, ReadError};
 use super::{Store, StoreError, digest, manifest_of};
 use crate::{ContentDigest, MissingObject};
 
 /// Pages handed out at once: the capacity of a wire frame.
 const CHUNK_PAGES: u32 = 64;
 
-/// A checkpoint that is being read for another node. Its segments are kept until this is dropped.
+/// A checkpoint that is being read to pass it on. Its segments are kept until this is dropped.
 pub struct Fetch {
-    reader: Reader,
+    reader: LocalCheckpoint,
     digest: ContentDigest,
     parent: Option<Parent>,
     /// Map of each address space, and that of its counterpart in the parent.
@@ -55,8 +55,8 @@ pub enum Fetched<'a> {
 }
 
 impl Store {
-    /// Opens a checkpoint of this node (32 hex digits) for another one. Pages equal to those of `parent`, a
-    /// checkpoint that the other node has, are sent as references to it. If `parent` is not here, nothing is
+    /// Opens a checkpoint (32 hex digits) to pass it on. Pages equal to those of `parent`, a checkpoint that the
+    /// receiver has, are passed on as references to it. If `parent` is not here, nothing is
     /// compared with it.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl Store {
         let held = self.checkpoint(checkpoint)?;
         let record = self.summary(&held, &manifest_of(&held)?);
         let digest = digest::of_checkpoint(&held)?;
-        let reader = Reader::open(self, record)?;
+        let reader = self.open(record)?;
         let parent = if parent.is_empty() {
             None
         } else {
@@ -104,7 +104,7 @@ impl Fetch {
         self.parent.as_ref().map(|parent| &parent.manifest)
     }
 
-    /// Returns the checkpoint's manifest; its map roots mean nothing on other nodes.
+    /// Returns the checkpoint's manifest; its map roots mean nothing elsewhere.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.reader.manifest
@@ -175,10 +175,7 @@ impl Fetch {
     /// # Errors
     /// One of those pages or the map is damaged.
     pub fn digest_before(&self, place: usize, from_index: u64) -> Result<MapDigest, StoreError> {
-        match self.manifest().spaces.get(place) {
-            Some(space) => self.reader.digest_before(space, from_index),
-            None => Ok(MapDigest::default()),
-        }
+        self.reader.digest_before(place, from_index)
     }
 
     /// Passes on a small image, piece by piece, after all of it was verified.
@@ -215,7 +212,7 @@ impl Fetch {
         let image = self.manifest().images.get(place);
         let image = image.ok_or_else(|| StoreError::NotFound(self.no_image(place)))?;
         let name = &image.name;
-        match self.reader.small(image, &mut sink) {
+        match self.reader.small_image(image, &mut sink) {
             Ok(()) => Ok(()),
             Err(ReadError::Source(error)) => Err(error),
             Err(ReadError::Out(error)) => {
@@ -349,7 +346,7 @@ impl<'a> Source<'a> {
         for (page, at) in bytes.chunks_exact(page_bytes).zip(0_u64..) {
             let index = first_index + at;
             let same = match cursor.lookup(index) {
-                // The page is verified, so the other node's copy of the parent has the same bytes.
+                // The page is verified, so the receiver's copy of the parent has the same bytes.
                 Ok(Some(run)) => map.read_range(&run, index, 1).is_ok_and(|old| old == page),
                 _ => false,
             };

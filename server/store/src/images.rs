@@ -1,7 +1,7 @@
 //! Stores the small images of a dump, from an images directory or from an agent.
 //!
-//! Each image is read once, piece by piece, and written to the region and to the copies at the same time: no
-//! image has to fit in memory.
+//! Each image is read once, piece by piece, written to the region and passed on at the same time: no image has to
+//! fit in memory.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,7 +13,8 @@ use permafrost_protocol::images::ImageName;
 use permafrost_protocol::manifest::{AddressSpace, Image, MAX_SMALL_IMAGES};
 
 use super::StoreError;
-use crate::{CopyStreams, ImagesError};
+use crate::DumpTap;
+use crate::ImagesError;
 
 /// Bytes of an image that are collected before they are written.
 pub(super) const IMAGE_CHUNK: usize = 64 * PAGE_SIZE;
@@ -100,14 +101,14 @@ pub(super) fn holds_pages(name: &ImageName, spaces: &[AddressSpace]) -> bool {
     }
 }
 
-/// Stores small images in `shadow`, and passes them on to the copies.
+/// Stores small images in `shadow`, and passes them on to `tap`.
 ///
 /// # Errors
 /// One cannot be read, or is not as long as announced; there are too many; the region is full or fails.
 pub(super) fn store_small(
     source: &mut dyn SmallImages,
     shadow: &mut Shadow,
-    mut copies: Option<&mut (dyn CopyStreams + 'static)>,
+    mut tap: Option<&mut dyn DumpTap>,
 ) -> Result<Vec<Image>, StoreError> {
     let mut images = Vec::new();
     let mut buffer = vec![0; IMAGE_CHUNK];
@@ -124,11 +125,11 @@ pub(super) fn store_small(
             shadow: &mut *shadow,
             failure: None,
         };
-        if let Some(copies) = copies.as_deref_mut() {
-            let copied = copies.image(&name, len_bytes, &mut storing);
-            // A failure here is the reason why the copies got no more.
+        if let Some(tap) = tap.as_deref_mut() {
+            let passed = tap.image(&name, len_bytes, &mut storing);
+            // A failure here is the reason why the receiver got no more.
             storing.check(&name)?;
-            copied?;
+            passed?;
         }
         loop {
             match storing.read(&mut buffer) {

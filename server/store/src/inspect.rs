@@ -1,146 +1,109 @@
-//! Lists, shows and verifies stored checkpoints, and makes small changes (remove, pin).
+//! Lists and verifies stored checkpoints, and pins them.
 
 use std::collections::HashSet;
 use std::sync::Weak;
 
 use permafrost_pmem::{ATTR_PINNED, MediumKind};
 use permafrost_protocol::control;
-use permafrost_protocol::manifest::{JobName, Manifest};
+use permafrost_protocol::manifest::Manifest;
 
-use super::anywhere::Anywhere;
 use super::checking::HeldCheckpoint;
-use super::reader::PAGE_BYTES;
-use super::{ProgressReceiver, Store, StoreError, job_name, manifest_of};
+use super::reader::{PAGE_BYTES, check_listed_as};
+use super::{ProgressReceiver, Store, StoreError, manifest_of};
 use crate::clock::unix_ms;
-use crate::reader::checkpoint_name;
-use crate::{MissingObject, SealingError};
 
 impl Store {
-    /// Lists the checkpoints of a job, or of all jobs, by job and generation, parked ones last.
+    /// Lists the checkpoints of a job, or of all jobs, as the catalog has them: by job and generation, parked ones
+    /// last.
     ///
     /// # Errors
-    /// No such job, or the catalog cannot be read.
-    pub fn list(&self, job: Option<&JobName>) -> Result<Vec<control::Checkpoint>, StoreError> {
-        let mut listed = self.listed(job)?;
-        for parked in listed.iter_mut().filter(|record| record.generation == 0) {
-            let left = self
-                .retention
-                .parked
-                .saturating_sub(self.parked_for(&parked.id));
-            parked.expires_unix_ms =
-                unix_ms().saturating_add(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
-        }
-        if let Some(job) = job.filter(|_| listed.is_empty()) {
-            return Err(StoreError::NotFound(MissingObject::Job(job.to_string())));
-        }
-        Ok(listed
-            .into_iter()
-            .map(|record| self.with_damage(record))
-            .collect())
+    /// The catalog cannot be read.
+    pub fn records(&self, job: Option<&str>) -> Result<Vec<control::Checkpoint>, StoreError> {
+        Ok(self.catalog.list(job)?)
     }
 
-    /// Returns all details of one checkpoint. For one that is not here, the space that it takes here is zero.
+    /// Returns the catalog's record of a job's checkpoint of that generation, or of its newest.
     ///
     /// # Errors
-    /// No such checkpoint; a damaged manifest, and no other node has a copy.
-    pub fn show(&self, reference: &str) -> Result<control::Detail, StoreError> {
-        let shown = Anywhere::open(self, self.resolve(reference)?)?;
-        let (segments, exclusive_bytes) = match &shown.here {
-            Some(here) => {
-                let checkpoint = here.checkpoint();
-                (
-                    checkpoint.segments(),
-                    self.region.exclusive_bytes(checkpoint),
-                )
-            }
-            None => (0, 0),
-        };
-        Ok(control::Detail {
-            manifest: Some(shown.manifest),
-            segments,
-            exclusive_bytes,
-            checkpoint: Some(self.with_damage(shown.record)),
-            agent: String::new(),
+    /// The catalog cannot be read.
+    pub fn record(
+        &self,
+        job: &str,
+        generation: Option<u64>,
+    ) -> Result<Option<control::Checkpoint>, StoreError> {
+        Ok(match generation {
+            Some(generation) => self.catalog.find(job, generation)?,
+            None => self.catalog.head(job)?,
         })
     }
 
-    /// Removes a checkpoint, or every one of a job. Returns how many were removed.
+    /// Returns the record of a parked session.
     ///
     /// # Errors
-    /// No such job or checkpoint, or no valid name; it is pinned and `force` is not given, then nothing is removed.
-    pub fn remove(
-        &self,
-        reference: &str,
-        all_generations: bool,
-        force: bool,
-    ) -> Result<u64, StoreError> {
-        let doomed = if all_generations {
-            self.list(Some(&job_name(reference)?))?
-                .into_iter()
-                .filter(|record| record.generation > 0)
-                .collect()
-        } else {
-            vec![self.resolve(reference)?]
-        };
-        if let Some(pinned) = doomed.iter().find(|record| record.pinned && !force) {
-            return Err(SealingError::Pinned {
-                checkpoint: checkpoint_name(pinned),
-            }
-            .into());
-        }
-        for record in &doomed {
-            self.delete(record)?;
-        }
-        Ok(doomed.len() as u64)
+    /// The catalog cannot be read.
+    pub fn parked(&self, session: &str) -> Result<Option<control::Checkpoint>, StoreError> {
+        Ok(self.catalog.parked(session)?)
     }
 
-    /// Pins or unpins a checkpoint.
+    /// Adds the known damage and, of a parked checkpoint, the end of its retention to a record, for people: never to
+    /// be stored.
+    #[must_use]
+    pub fn with_state(&self, mut record: control::Checkpoint) -> control::Checkpoint {
+        record.damaged = self.damage(&record.id).unwrap_or_default();
+        if record.generation == 0 {
+            let kept = self.parked_for(&record.id);
+            let left = self.retention.parked.saturating_sub(kept);
+            let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            record.expires_unix_ms = unix_ms().saturating_add(left_ms);
+        }
+        record
+    }
+
+    /// Checks that this store's copy of a listed checkpoint, as far as it can be read, is of the job and generation
+    /// that are listed.
     ///
     /// # Errors
-    /// No such checkpoint; the journal cannot be written.
-    pub fn pin(&self, reference: &str, pinned: bool) -> Result<control::Checkpoint, StoreError> {
-        // The registry may be slow, and seals wait for the index.
-        let mut record = self.resolve(reference)?;
-        if self.checkpoint(&record.id).is_ok() {
-            self.listed_checkpoint(&record)?;
+    /// There is no copy here; [`StoreError::Mislisted`].
+    pub fn check_listed(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
+        match manifest_of(&self.checkpoint(&record.id)?) {
+            Ok(manifest) => check_listed_as(record, &manifest),
+            Err(_) => Ok(()),
         }
-        record.pinned = pinned;
-        if let Some(registry) = self.registry().filter(|_| !record.nodes.is_empty()) {
-            // For all nodes; a rebuild also finds the pin in this node's region.
-            registry.set_pinned(&record, pinned)?;
-            if self.checkpoint(&record.id).is_err() {
-                return Ok(record);
-            }
-        }
+    }
+
+    /// Stores the pin of a record: in the region, and with the record in the catalog.
+    ///
+    /// # Errors
+    /// There is no copy here, or it is listed as another one; the journal or the catalog cannot be written.
+    pub fn set_pinned(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
         let _index = self.index();
-        let checkpoint = self.listed_checkpoint(&record)?;
-        let attrs = if pinned {
+        self.check_listed(record)?;
+        let checkpoint = self.checkpoint(&record.id)?;
+        let attrs = if record.pinned {
             checkpoint.attrs() | ATTR_PINNED
         } else {
             checkpoint.attrs() & !ATTR_PINNED
         };
         self.region.set_attrs(checkpoint.id(), attrs)?;
-        self.catalog.put(&record)?;
-        Ok(record)
+        Ok(self.catalog.put(record)?)
     }
 
-    /// Reads every page that this node has of one checkpoint, of a job's newest, or (empty) of every checkpoint,
-    /// and checks them.
+    /// Reads every page of a checkpoint, or of every checkpoint, and checks them.
     ///
     /// # Errors
-    /// No such checkpoint, or not here. Damage is no error: the reply lists it.
+    /// There is no copy here, or it is listed as another one. Damage is no error: the reply lists it.
     pub fn verify(
         &self,
-        reference: &str,
+        checkpoint: Option<control::Checkpoint>,
         progress: ProgressReceiver<'_>,
     ) -> Result<control::Verified, StoreError> {
-        let everything = reference.is_empty();
-        let records = if everything {
-            self.catalog.list(None)?
-        } else {
-            let record = self.resolve(reference)?;
-            self.listed_checkpoint(&record)?;
-            vec![record]
+        let everything = checkpoint.is_none();
+        let records = match checkpoint {
+            None => self.catalog.list(None)?,
+            Some(record) => {
+                self.check_listed(&record)?;
+                vec![record]
+            }
         };
         let total = records.iter().map(|record| record.memory_bytes).sum();
         let mut result = control::Verified::default();

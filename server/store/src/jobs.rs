@@ -1,29 +1,27 @@
 //! One writer per job: a lineage grows at its head only.
 
+use parking_lot::Mutex;
+use std::any::Any;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-
-use parking_lot::Mutex;
-
-use crate::JobLock;
 
 /// Jobs with a dump under way, and the holder of each.
 #[derive(Clone, Default)]
 pub(super) struct JobLocks(Arc<Mutex<HashMap<String, String>>>);
 
 /// Lock on a job, released when dropped.
-pub(super) struct JobGuard {
+pub struct JobGuard {
     locks: JobLocks,
     job: String,
-    /// Lock of the cluster, which keeps other nodes away; `None` without a cluster.
-    cluster: Option<JobLock>,
+    /// Another lock on the job, held together with this one.
+    outer: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl JobGuard {
-    /// Adds the cluster's lock, which is then held as long as this one.
-    pub(super) fn also(&mut self, lock: JobLock) {
-        self.cluster = Some(lock);
+    /// Adds a wider lock on the job, which is then held as long as this one.
+    pub fn also(&mut self, lock: Box<dyn Any + Send + Sync>) {
+        self.outer = Some(lock);
     }
 }
 
@@ -41,7 +39,7 @@ impl JobLocks {
                 Ok(JobGuard {
                     locks: self.clone(),
                     job: job.to_owned(),
-                    cluster: None,
+                    outer: None,
                 })
             }
         }
@@ -50,8 +48,8 @@ impl JobLocks {
 
 impl Drop for JobGuard {
     fn drop(&mut self) {
-        // Released before the local lock: the next holder of that requests the cluster's at once.
-        self.cluster = None;
+        // Released before this lock: the next holder of this one requests the wider one at once.
+        self.outer = None;
         self.locks.0.lock().remove(&self.job);
     }
 }

@@ -5,15 +5,13 @@
 #![forbid(unsafe_code)]
 
 mod adopt;
-mod anywhere;
 pub mod catalog;
 mod checking;
 pub mod clock;
-mod clustered;
+mod copy;
 mod counters;
 mod digest;
 mod dump;
-mod elsewhere;
 mod error;
 mod evidence;
 mod export;
@@ -24,6 +22,7 @@ mod inspect;
 mod jobs;
 mod kin;
 mod measured;
+mod opening;
 mod parked;
 mod parking;
 mod ports;
@@ -33,7 +32,6 @@ mod provisional;
 mod quarantine;
 pub mod quotas;
 mod reader;
-mod replica;
 mod seal;
 mod session;
 mod stream;
@@ -41,17 +39,14 @@ mod usage;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, Region};
 use permafrost_protocol::control::{self, ErrorCode};
-use permafrost_protocol::manifest::{
-    CheckpointRef, JobName, Kind, Manifest, Origin, check_restore_options,
-};
+use permafrost_protocol::manifest::{JobName, Kind, Manifest, Origin, check_restore_options};
 
-use self::dump::Parent;
 use self::jobs::JobLocks;
 use self::parking::{Parking, Quota};
 use crate::catalog::{Catalog, CatalogError, Counted, NamespaceSums, reconcile};
@@ -59,23 +54,28 @@ use crate::quotas::Quotas;
 
 pub use adopt::Adoption;
 pub use checking::{Checked, DamagedPage, HeldCheckpoint, Object, PagesRead};
-pub use clustered::ClusterServices;
+pub use copy::{CopyDump, CopyRequest};
 pub use counters::{BOUNDS_S, Counter, Counters, Timings};
+pub use digest::{ContentDigest, of_whole as digest_of};
+pub use dump::Parent;
 pub use error::{
     CopyError, ImagesError, MissingObject, PortError, ReadingError, SealingError, SessionError,
     StoreError,
 };
 pub use fetch::{Fetch, Fetched, FetchedRuns};
 pub use images::SmallImages;
+pub use import::DirectoryImport;
+pub use jobs::JobGuard;
+pub use measured::Restoring;
+pub use opening::Opening;
 pub use permafrost_criu::ProgressReceiver;
 pub use ports::{
-    Beginning, ContentDigest, CopiesRequest, CopyStreams, DumpDone, Durability, Elsewhere,
-    Expected, JobLock, Observer, Ongoing, Registered, Registry, Replicate, RestoreDone, StoreEvent,
+    Beginning, DumpDone, DumpTap, Expected, Follower, Observer, Ongoing, RestoreDone, StoreEvent,
     TransferSlot, Transferred, Unobserved,
 };
-pub use provisional::{Holding, PublicationState, Settled};
-pub use quarantine::ScrubService;
-pub use replica::{ReplicaDump, ReplicaRequest};
+pub use provisional::{Holding, PublicationState};
+pub use reader::{LocalCheckpoint, check_listed_as, checkpoint_name};
+pub use seal::{DumpContents, Numbering, PreparedDump, check_wanted};
 pub use session::{Session, SessionRequest, SessionSink};
 
 /// Maximum number of failed sessions that `permafrost status` can show.
@@ -161,10 +161,8 @@ pub struct Store {
     provisional_since: Mutex<HashMap<String, Instant>>,
     index: Mutex<Index>,
     retention: Retention,
-    cluster: OnceLock<ClusterServices>,
-    elsewhere: OnceLock<Arc<dyn Elsewhere>>,
-    /// Number of copies of other nodes' dumps that are under way.
-    copies_coming: replica::Coming,
+    /// Number of copies of dumps that are being received.
+    copies_coming: copy::Coming,
     quarantine: quarantine::Quarantine,
     counters: Arc<Counters>,
     observer: Arc<dyn Observer>,
@@ -209,9 +207,7 @@ impl Store {
             provisional_since: Mutex::default(),
             index: Mutex::default(),
             retention,
-            cluster: OnceLock::new(),
-            elsewhere: OnceLock::new(),
-            copies_coming: replica::Coming::default(),
+            copies_coming: copy::Coming::default(),
             quarantine: quarantine::Quarantine::default(),
             counters: Arc::default(),
             observer,
@@ -259,14 +255,6 @@ impl Store {
         &self.place
     }
 
-    /// Opens a session; it takes pages once a connection has been made.
-    ///
-    /// # Errors
-    /// The job name is invalid; a dump of the job is open already; the catalog cannot be read.
-    pub fn open_session(&self, request: SessionRequest) -> Result<Arc<Session>, StoreError> {
-        self.open_session_after(request, || Ok(None))
-    }
-
     /// Fails while the region takes no writes.
     ///
     /// # Errors
@@ -280,76 +268,17 @@ impl Store {
         }
     }
 
-    /// Opens a session as [`Self::open_session`] does, once it is admitted: `admit` is called after the job is
-    /// locked, and may block. The session holds the returned slot until it ends.
+    /// Discards a session that is not sealed. Returns false if there is no session of that name.
     ///
     /// # Errors
-    /// Those of [`Self::open_session`], and those of `admit`.
-    pub fn open_session_after(
-        &self,
-        request: SessionRequest,
-        admit: impl FnOnce() -> Result<Option<Box<dyn TransferSlot>>, StoreError>,
-    ) -> Result<Arc<Session>, StoreError> {
-        self.check_writable()?;
-        check_origin(request.origin.as_ref())?;
-        let guard = if request.job.is_empty() {
-            None
-        } else {
-            check_job(&request.job)?;
-            Some(self.lock_job(&request.job, "a dump")?)
+    /// It is being sealed.
+    pub fn discard_session(&self, id: &str) -> Result<bool, StoreError> {
+        let Some(session) = self.session(id) else {
+            return Ok(false);
         };
-        let share = if request.job.is_empty() {
-            Some(self.begin_anonymous()?)
-        } else {
-            None
-        };
-        self.check_may_open(&request.job)?;
-        let turn = admit()?;
-        // The newest checkpoint at this moment: while its job is locked, only other nodes' repair can have added one.
-        let parent = if request.no_parent || request.job.is_empty() {
-            None
-        } else {
-            self.parent_of(&request.job)?
-        };
-        let parent = parent.map(|parent| parent.knowing(request.origin.as_ref()));
-        let id = uuid::Uuid::new_v4();
-        let copies = self.begin_copies(
-            *id.as_bytes(),
-            &request.job,
-            parent.as_ref(),
-            request.durability,
-        )?;
-        self.counters.dumps_begun.add(1);
-        let measured = self.measure(&request, parent.as_ref(), copies.as_deref());
-        let session = Session::new(id, request, parent, guard, copies, turn, measured);
-        session.bounded_by(share);
-        let mut sessions = self.sessions();
-        forget_old_failures(&mut sessions);
-        sessions.insert(session.id.clone(), Arc::clone(&session));
-        Ok(session)
-    }
-
-    /// Discards a session that is not sealed, or a parked one.
-    ///
-    /// # Errors
-    /// There is no session of that name, or it is being sealed.
-    pub fn abort_session(&self, id: &str) -> Result<(), StoreError> {
-        let session = self.sessions().get(id).cloned();
-        if let Some(session) = session {
-            session.discard(ErrorCode::SessionFailed, "discarded on request")?;
-            self.sessions().remove(id);
-            return Ok(());
-        }
-        let parked = self.catalog.parked(id)?;
-        let parked =
-            parked.ok_or_else(|| StoreError::NotFound(MissingObject::Session(id.to_owned())))?;
-        if self.is_provisional(&parked.id) {
-            return Err(SessionError::BeingListed {
-                session: id.to_owned(),
-            }
-            .into());
-        }
-        self.delete(&parked)
+        session.discard(ErrorCode::SessionFailed, "discarded on request")?;
+        self.sessions().remove(id);
+        Ok(true)
     }
 
     /// Removes a session whose CLOSE left nothing to keep.
@@ -379,8 +308,8 @@ impl Store {
     }
 
     /// Discards sessions and parked checkpoints that have outlived their retention: no client connected to, sealed
-    /// or adopted them.
-    pub fn expire(&self) {
+    /// or adopted them. `remove` removes a parked checkpoint.
+    pub fn expire(&self, remove: impl Fn(&control::Checkpoint) -> Result<(), StoreError>) {
         let sessions: Vec<_> = self.sessions().values().cloned().collect();
         for session in sessions {
             if session.discard_if_idle(self.retention.idle_session) {
@@ -406,7 +335,7 @@ impl Store {
                 continue;
             }
             tracing::warn!(session = %parked.session, "parked session discarded: nobody adopted it in time");
-            if let Err(error) = self.delete(&parked) {
+            if let Err(error) = remove(&parked) {
                 tracing::error!(session = %parked.session, %error, "parked session not discarded");
             }
         }
@@ -428,20 +357,7 @@ impl Store {
         self.parking.kept_for(id)
     }
 
-    /// Reserves room for an anonymous dump.
-    fn begin_anonymous(&self) -> Result<parking::Share, StoreError> {
-        let segment_bytes = self.region.usage().segment_bytes;
-        let parked = self.catalog.list(Some(""))?;
-        let parked_bytes = parked
-            .iter()
-            .filter(|record| record.generation == 0)
-            .map(|record| record.added_bytes.max(segment_bytes))
-            .fold(0, u64::saturating_add);
-        self.anonymous.begin(parked_bytes, segment_bytes)
-    }
-
-    /// Returns true if a dump is being received, here or as a copy of another node's: work that can wait then
-    /// waits. Costs a lock and a check of each session.
+    /// Returns true if a dump or a copy of one is being received: work that can wait then waits. Costs a lock and a check of each session.
     #[must_use]
     pub fn is_receiving(&self) -> bool {
         self.copies_coming.any() || self.sessions().values().any(|session| session.is_taking())
@@ -480,78 +396,6 @@ impl Store {
         self.sessions.lock()
     }
 
-    /// Checks that a dump of the job could begin, as far as this node knows. Called before a request queues, so
-    /// that it does not wait in vain.
-    ///
-    /// # Errors
-    /// The job name is invalid; a dump of the job is under way here.
-    pub fn check_free(&self, job: &str) -> Result<(), StoreError> {
-        check_job(job)?;
-        self.lock_here(job, "a dump").map(drop)
-    }
-
-    fn lock_here(&self, job: &str, holder: &str) -> Result<jobs::JobGuard, StoreError> {
-        self.jobs.lock(job, holder).map_err(|holder| {
-            SessionError::JobBusy {
-                job: job.to_owned(),
-                holder,
-            }
-            .into()
-        })
-    }
-
-    fn lock_job(&self, job: &str, holder: &str) -> Result<jobs::JobGuard, StoreError> {
-        let mut guard = self.lock_here(job, holder)?;
-        if let Some(registry) = self.registry() {
-            guard.also(registry.lock_job(job)?);
-        }
-        Ok(guard)
-    }
-
-    /// Returns the checkpoint that a job's next dump is compared with. A damaged one is skipped: comparing saves
-    /// space, and must not keep a task from being stored.
-    fn parent_of(&self, job: &str) -> Result<Option<Parent>, StoreError> {
-        let Some(head) = self.head(job)? else {
-            return Ok(None);
-        };
-        if let Some(damage) = self.damage(&head.id) {
-            tracing::warn!(
-                job,
-                generation = head.generation,
-                damage,
-                "not compared with: damaged"
-            );
-            return Ok(None);
-        }
-        let read = || {
-            let checkpoint = self.checkpoint(&head.id)?;
-            let manifest = manifest_of(&checkpoint)?;
-            reader::check_listed_as(&head, &manifest)?;
-            Ok::<_, StoreError>(Parent::new(checkpoint, manifest))
-        };
-        match read() {
-            Ok(parent) => Ok(Some(parent)),
-            // Other nodes have it.
-            Err(StoreError::NotFound { .. }) if self.cluster.get().is_some() => Ok(None),
-            Err(error) => {
-                tracing::error!(job, generation = head.generation, %error, "not compared with: damaged");
-                Ok(None)
-            }
-        }
-    }
-
-    /// Returns the checkpoint that `JOB` or `JOB@GEN` names.
-    ///
-    /// # Errors
-    /// The reference is invalid, or there is no such checkpoint.
-    pub fn resolve(&self, reference: &str) -> Result<control::Checkpoint, StoreError> {
-        let parsed: CheckpointRef = reference
-            .parse()
-            .map_err(ReadingError::reference(reference))?;
-        let found = self.look_up(parsed.job.as_str(), parsed.generation)?;
-        found.ok_or_else(|| StoreError::NotFound(MissingObject::Checkpoint(reference.to_owned())))
-    }
-
     fn checkpoint(&self, id: &str) -> Result<Arc<permafrost_pmem::StoredCheckpoint>, StoreError> {
         let missing = || StoreError::NotFound(MissingObject::Checkpoint(id.to_owned()));
         let id: CheckpointId = id.parse().map_err(|_| missing())?;
@@ -584,12 +428,11 @@ impl Store {
             pinned: checkpoint.attrs() & ATTR_PINNED != 0,
             processes: u32::try_from(processes).unwrap_or(u32::MAX),
             session: manifest.session.clone(),
-            // Set when the checkpoint is listed: see `Store::list`.
+            // Set when the checkpoint is listed: see `Store::with_state`.
             expires_unix_ms: 0,
             parent_generation: manifest.parent_generation,
             parent_bytes: sum(|space| space.parent_pages),
             zero_bytes: sum(|space| space.zero_pages),
-            // Set by the registry, when the checkpoint is listed.
             nodes: Vec::new(),
             copies_wanted: 0,
             damaged_nodes: Vec::new(),
@@ -601,12 +444,10 @@ impl Store {
 
     /// Removes a checkpoint from the region, then from the catalog. In between, the catalog names a missing
     /// checkpoint, which reads as "not found" and is repaired here or at the next start.
-    fn delete(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
-        if self.checkpoint(&record.id).is_ok() {
-            self.listed_checkpoint(record)?;
-        }
-        // First of all: no client must find a half-removed checkpoint.
-        self.withdraw(record)?;
+    ///
+    /// # Errors
+    /// The journal or the catalog cannot be written.
+    pub fn delete(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
         let _index = self.index();
         let id = record.id.parse::<CheckpointId>();
         if let Some(id) = id.ok().filter(|&id| self.region.lists(id)) {

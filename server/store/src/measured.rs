@@ -9,20 +9,18 @@ use permafrost_scheduling::quantity::Bytes;
 use permafrost_scheduling::size::{DumpKind, Memory};
 
 use super::Store;
-use super::anywhere::Anywhere;
 use super::counters::Counters;
-use super::dump::Parent;
+use super::dump::tap_of;
+use super::opening::Opening;
 use super::session::{Session, SessionRequest};
-use crate::{
-    Beginning, CopyStreams, DumpDone, Observer, Ongoing, RestoreDone, StoreEvent, Transferred,
-};
+use crate::{Beginning, DumpDone, Observer, Ongoing, RestoreDone, StoreEvent, Transferred};
 
 /// Measurements of one session.
 pub(super) struct Measured {
     pub(super) counters: Arc<Counters>,
     observer: Arc<dyn Observer>,
     kind: DumpKind,
-    /// Copies are made while it streams.
+    /// Its pages are passed on while it streams.
     copied: bool,
     /// Number of bytes of pages received.
     pub(super) moved: Arc<AtomicU64>,
@@ -38,7 +36,7 @@ impl Measured {
         self.began = Some((Instant::now(), self.all_bytes()));
     }
 
-    /// Records that CLOSE can be answered; `waited` is the time spent waiting for copies.
+    /// Records that CLOSE can be answered; `waited` is the time spent waiting for its follower.
     pub(super) fn closed(&mut self, waited: Duration) {
         let now = self.all_bytes();
         self.transferred = self.began.map(|(began, before)| Transferred {
@@ -62,7 +60,7 @@ impl Measured {
         });
     }
 
-    /// Returns the bytes that all dumps, and copies of other nodes' dumps, have brought to this node.
+    /// Returns the bytes that all dumps, and copies of checkpoints, have brought to this store.
     fn all_bytes(&self) -> u64 {
         let counters = &self.counters;
         counters.received_bytes.value() + counters.copies_received_bytes.value()
@@ -77,17 +75,12 @@ impl Store {
     }
 
     /// Begins to measure a session that is being opened.
-    pub(super) fn measure(
-        &self,
-        request: &SessionRequest,
-        parent: Option<&Parent>,
-        copies: Option<&dyn CopyStreams>,
-    ) -> Measured {
-        let kind = match parent {
+    pub(super) fn measure(&self, request: &SessionRequest, opening: &mut Opening) -> Measured {
+        let kind = match opening.parent {
             Some(_) => DumpKind::Incremental,
             None => DumpKind::Full,
         };
-        let copied = copies.is_some_and(CopyStreams::any);
+        let copied = tap_of(&mut opening.follower).is_some_and(|tap| tap.any());
         let moved = Arc::<AtomicU64>::default();
         let ticket = self.observer.dump_begins(&Beginning {
             job: &request.job,
@@ -137,9 +130,9 @@ impl Store {
         self.observer.dumped(&done);
     }
 
-    /// Begins to measure a restore.
-    pub(super) fn restoring(&self, reader: &Anywhere<'_>) -> Restoring {
-        let bytes = reader.record.memory_bytes;
+    /// Begins to measure a restore of `bytes` bytes.
+    #[must_use]
+    pub fn restoring(&self, bytes: u64) -> Restoring {
         Restoring {
             ticket: self.observer.restore_begins(bytes),
             since: Instant::now(),
@@ -147,27 +140,34 @@ impl Store {
         }
     }
 
-    /// Reports a restore that was served to the observer.
-    pub(super) fn restored(&self, reader: &Anywhere<'_>, restoring: Restoring, bytes: u64) {
+    /// Reports a restore of `checkpoint` that was served to the observer; `here` is true if this store's copy was
+    /// read.
+    pub fn restored(
+        &self,
+        checkpoint: &control::Checkpoint,
+        here: bool,
+        restoring: Restoring,
+        bytes: u64,
+    ) {
         let ticket = restoring.ticket;
         ticket.read_so_far(bytes);
         let (expected, all_bytes) = (ticket.expected(), ticket.all_read());
         let (since, start) = (restoring.since, restoring.start);
         drop(ticket);
         self.observer.restored(&RestoreDone {
-            checkpoint: &reader.record,
+            checkpoint,
             bytes,
             start,
             elapsed: since.elapsed().saturating_sub(start.unwrap_or_default()),
             all_bytes,
-            here: reader.here.is_some(),
+            here,
             expected,
         });
     }
 }
 
 /// A restore under way.
-pub(super) struct Restoring {
+pub struct Restoring {
     ticket: Box<dyn Ongoing>,
     since: Instant,
     /// Time from the request until CRIU connected.
@@ -176,12 +176,12 @@ pub(super) struct Restoring {
 
 impl Restoring {
     /// Records that CRIU has connected for its images.
-    pub(super) fn begun(&mut self) {
+    pub fn begun(&mut self) {
         self.start = Some(self.since.elapsed());
     }
 
     /// Records the total bytes given to the restore so far.
-    pub(super) fn progress(&self, bytes: u64) {
+    pub fn progress(&self, bytes: u64) {
         self.ticket.read_so_far(bytes);
     }
 }

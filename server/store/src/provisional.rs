@@ -1,55 +1,47 @@
-//! Checkpoints that the cluster may or may not list: publishing, rolling back, and collecting leftovers.
+//! Checkpoints whose seal is not final yet: publishing, rolling back, and finding leftovers.
 //!
-//! A checkpoint sealed for a cluster carries an attribute from its first instant, *provisional*; publishing takes
-//! it away and sets another. One that has neither was sealed without a cluster, and none of this touches it.
+//! A checkpoint that is sealed under a number chosen by the caller is *provisional* until the caller publishes it or
+//! rolls it back. It carries an attribute from its first instant; publishing takes that away and sets another. A
+//! checkpoint that has neither was sealed at once, and none of this touches it.
 
 use std::time::{Duration, Instant};
 
-use permafrost_pmem::{ATTR_PROVISIONAL, ATTR_PUBLISHED};
+use permafrost_pmem::{ATTR_PROVISIONAL, ATTR_PUBLISHED, StoredCheckpoint};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 
 use super::{Store, StoreError, digest, manifest_of};
-use crate::{ContentDigest, Registered, SealingError};
+use crate::ContentDigest;
+use crate::SealingError;
 
-/// A checkpoint that this node holds.
+/// A checkpoint that the store holds.
 #[derive(Clone, Debug)]
 pub struct Holding {
     /// Line of the listing.
     pub checkpoint: control::Checkpoint,
     /// Digest of the contents, independent of where they are stored.
     pub content_digest: ContentDigest,
-    /// True if this node knows that the cluster lists the checkpoint.
+    /// True if the checkpoint was published.
     pub published: bool,
-    /// True if the checkpoint was sealed for a cluster, and is not known to be listed.
+    /// True if the checkpoint is provisional.
     pub provisional: bool,
-    /// True if this node knows that its copy is damaged.
+    /// True if the copy is known to be damaged.
     pub damaged: bool,
 }
 
-/// Publication state of a checkpoint that this node holds.
+/// Publication state of a checkpoint that the store holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublicationState {
     /// Id of the checkpoint.
     pub id: String,
-    /// True if this node knows that the cluster lists the checkpoint.
+    /// True if the checkpoint was published.
     pub published: bool,
-    /// True if the checkpoint was sealed for a cluster, and is not known to be listed.
+    /// True if the checkpoint is provisional.
     pub provisional: bool,
 }
 
-/// Result of [`Store::settle`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settled {
-    /// Ids of checkpoints that the cluster lists, and that are now published here.
-    pub published: Vec<String>,
-    /// Ids of checkpoints that the cluster does not list, and that were dropped.
-    pub dropped: Vec<String>,
-}
-
 impl Store {
-    /// Marks a checkpoint as listed by the cluster: it is never collected as left over. Durable when this returns;
-    /// idempotent.
+    /// Marks a checkpoint as final: it is never collected as left over. Durable when this returns; idempotent.
     ///
     /// # Errors
     /// The checkpoint is not here; the journal cannot be written.
@@ -65,8 +57,8 @@ impl Store {
         Ok(())
     }
 
-    /// Drops a checkpoint that the cluster does not list. Returns true if it was here. One that is published, or
-    /// was sealed without a cluster, is dropped only if it was `withdrawn` from the list.
+    /// Drops a provisional checkpoint. Returns true if it was here. One that is published, or was sealed at once, is
+    /// dropped only if it was `withdrawn`.
     ///
     /// # Errors
     /// The checkpoint is published; the journal or the catalog cannot be written.
@@ -80,7 +72,7 @@ impl Store {
             return Err(SealingError::Published { id: id.to_string() }.into());
         }
         self.region.delete(checkpoint.id())?;
-        // A checkpoint with a damaged manifest was never listed.
+        // A checkpoint with a damaged manifest is not in the catalog.
         if let Ok(manifest) = manifest_of(&checkpoint) {
             let record = self.summary(&checkpoint, &manifest);
             // Another checkpoint may have its number, or its session.
@@ -96,11 +88,14 @@ impl Store {
     }
 
     /// Returns the checkpoints that have been provisional for at least `older_than`, by this daemon's own clock (a
-    /// restart begins the time anew). Either the notice of their publication did not reach this node, or they are
-    /// left over. If the node that took the dump has a longer deadline than this one, twice the difference is
-    /// added.
+    /// restart begins the time anew). Either the notice of their publication was lost, or they are left over. For a
+    /// checkpoint that had longer than `deadline` to be published, twice the difference is added.
     #[must_use]
-    pub fn unpublished(&self, older_than: Duration) -> Vec<control::Checkpoint> {
+    pub fn unpublished(
+        &self,
+        older_than: Duration,
+        deadline: Duration,
+    ) -> Vec<control::Checkpoint> {
         let mut since = self.provisional_since();
         let mut found = Vec::new();
         for checkpoint in self.region.checkpoints() {
@@ -116,7 +111,7 @@ impl Store {
             }
             match manifest_of(&checkpoint) {
                 Ok(manifest)
-                    if age < older_than.saturating_add(self.patience_beyond(&manifest)) => {}
+                    if age < older_than.saturating_add(patience_beyond(deadline, &manifest)) => {}
                 Ok(manifest) => found.push(self.summary(&checkpoint, &manifest)),
                 Err(error) => tracing::error!(%error, "provisional checkpoint left alone"),
             }
@@ -124,57 +119,18 @@ impl Store {
         found
     }
 
-    /// Returns the extra time that the origin's deadline exceeds this node's: the origin may list the checkpoint as
-    /// long as its deadline has not passed.
-    fn patience_beyond(&self, manifest: &Manifest) -> Duration {
-        let deadline = Duration::from_millis(manifest.commit_deadline_ms);
-        deadline
-            .saturating_sub(self.commit_deadline())
-            .saturating_mul(2)
+    /// Returns the publication state of a checkpoint; `None` if it is not here.
+    #[must_use]
+    pub fn mark(&self, id: &str) -> Option<PublicationState> {
+        let checkpoint = self.checkpoint(id).ok()?;
+        Some(mark_of(&checkpoint))
     }
 
-    /// Settles every checkpoint that has been provisional for at least `older_than`: those that the registry lists
-    /// are published here, the others are dropped. `older_than` must exceed the deadline of a dump and the lease of
-    /// a node together: then the node that sealed it has given up, or cannot publish any more.
-    ///
-    /// # Errors
-    /// The registry does not answer, then nothing is done; the journal cannot be written. Without a registry
-    /// nothing is ever dropped.
-    pub fn settle(&self, older_than: Duration) -> Result<Settled, StoreError> {
-        let candidates = self.unpublished(older_than);
-        let Some(registry) = self.registry().filter(|_| !candidates.is_empty()) else {
-            return Ok(Settled::default());
-        };
-        // Requested after the candidates were found, so that the list contains all earlier publications.
-        let listed = registry.list("")?;
-        self.settle_against(candidates, &listed)
+    pub(super) fn is_provisional(&self, id: &str) -> bool {
+        self.mark(id).is_some_and(|mark| mark.provisional)
     }
 
-    /// Settles candidates that were found before the list was made, as [`Store::settle`] does.
-    ///
-    /// # Errors
-    /// The journal cannot be written.
-    pub fn settle_against(
-        &self,
-        candidates: Vec<control::Checkpoint>,
-        listed: &[Registered],
-    ) -> Result<Settled, StoreError> {
-        let mut settled = Settled::default();
-        for candidate in candidates {
-            let id = candidate.id;
-            if listed.iter().any(|entry| entry.checkpoint.id == id) {
-                self.publish(&id)?;
-                settled.published.push(id);
-            } else if self.roll_back(&id, false)? {
-                tracing::info!(%id, job = %candidate.job, "left over: sealed but never published; dropped");
-                settled.dropped.push(id);
-            }
-        }
-        Ok(settled)
-    }
-
-    /// Returns everything that this node holds, in the order of the seals; the registry is rebuilt from it. Costs a
-    /// manifest read for each. A damaged checkpoint is logged and left out.
+    /// Returns everything that the store holds, in the order of the seals. Costs a manifest read for each. A damaged checkpoint is logged and left out.
     #[must_use]
     pub fn held(&self) -> Vec<Holding> {
         let mut held = Vec::new();
@@ -219,19 +175,11 @@ impl Store {
         self.checkpoint(id).is_ok()
     }
 
-    /// Returns the publication state of everything that this node holds. Reads nothing from the medium.
+    /// Returns the publication state of everything that the store holds. Reads nothing from the medium.
     #[must_use]
     pub fn marks(&self) -> Vec<PublicationState> {
         let checkpoints = self.region.checkpoints();
-        let marks = checkpoints.iter().map(|checkpoint| {
-            let attrs = checkpoint.attrs();
-            PublicationState {
-                id: checkpoint.id().to_string(),
-                published: attrs & ATTR_PUBLISHED != 0,
-                provisional: attrs & ATTR_PROVISIONAL != 0,
-            }
-        });
-        marks.collect()
+        checkpoints.iter().map(|held| mark_of(held)).collect()
     }
 
     /// Returns the catalog's record in the place where the checkpoint belongs.
@@ -251,4 +199,20 @@ impl Store {
     ) -> parking_lot::MutexGuard<'_, std::collections::HashMap<String, Instant>> {
         self.provisional_since.lock()
     }
+}
+
+fn mark_of(checkpoint: &StoredCheckpoint) -> PublicationState {
+    let attrs = checkpoint.attrs();
+    PublicationState {
+        id: checkpoint.id().to_string(),
+        published: attrs & ATTR_PUBLISHED != 0,
+        provisional: attrs & ATTR_PROVISIONAL != 0,
+    }
+}
+
+/// Returns the extra time for a checkpoint whose caller has longer than `deadline` to publish it.
+fn patience_beyond(deadline: Duration, manifest: &Manifest) -> Duration {
+    Duration::from_millis(manifest.commit_deadline_ms)
+        .saturating_sub(deadline)
+        .saturating_mul(2)
 }

@@ -1,10 +1,11 @@
-//! Reads a sealed checkpoint through its manifest.
+//! Reads this store's copy of a checkpoint through its manifest.
 
 use std::io;
 use std::sync::Arc;
 
 use permafrost_agent::remote::{MapDigest, is_listed_as};
 use permafrost_criu::frontend::ServeImageError;
+use permafrost_criu::source::{CheckpointSource, PagesOut};
 use permafrost_pmem::{
     BlobError, PAGE_SIZE, PageError, PageMap, RunKind, StoredCheckpoint, StoredRun,
 };
@@ -19,7 +20,7 @@ use crate::ReadingError;
 pub(super) const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
 /// A checkpoint that is being read. Its segments are kept until this is dropped.
-pub(super) struct Reader {
+pub struct LocalCheckpoint {
     /// Name of the checkpoint as people write it.
     pub(super) name: String,
     /// Record of the checkpoint in the listing.
@@ -38,9 +39,11 @@ impl From<StoreError> for ReadError {
     }
 }
 
-/// Compares a checkpoint's line of the listing with its manifest: etcd lists holders, and is not trusted about
-/// contents.
-pub(super) fn check_listed_as(
+/// Compares a checkpoint's line of the listing with its manifest: the listing is not trusted about contents.
+///
+/// # Errors
+/// [`StoreError::Mislisted`].
+pub fn check_listed_as(
     record: &control::Checkpoint,
     manifest: &Manifest,
 ) -> Result<(), StoreError> {
@@ -54,22 +57,28 @@ pub(super) fn check_listed_as(
     .into())
 }
 
-impl Reader {
-    pub(super) fn open(store: &Store, record: control::Checkpoint) -> Result<Self, StoreError> {
-        let checkpoint = store.checkpoint_of(&record)?;
+impl Store {
+    /// Opens this store's copy of a listed checkpoint.
+    ///
+    /// # Errors
+    /// There is no copy here; its manifest is damaged, or of another checkpoint than is listed.
+    pub fn open(&self, record: control::Checkpoint) -> Result<LocalCheckpoint, StoreError> {
+        let checkpoint = self.checkpoint(&record.id)?;
         let manifest = manifest_of(&checkpoint)?;
         check_listed_as(&record, &manifest)?;
-        Ok(Self {
+        Ok(LocalCheckpoint {
             name: checkpoint_name(&record),
             record,
             manifest,
             checkpoint,
         })
     }
+}
 
+impl LocalCheckpoint {
     /// Passes on a small image, piece by piece. All of it is verified before the first piece: CRIU takes some
     /// images that just end for whole.
-    pub(super) fn small(
+    pub(super) fn small_image(
         &self,
         image: &Image,
         sink: impl FnMut(&[u8]) -> io::Result<()>,
@@ -82,15 +91,16 @@ impl Reader {
         };
         map.read_blob(image.len_bytes, |_| Ok(())).map_err(told)?;
         let passed_on = map.read_blob(image.len_bytes, sink);
-        // Another node's copy cannot continue where this one broke off.
+        // Another copy cannot continue where this one broke off.
         passed_on.map_err(|error| match told(error) {
             ReadError::Source(damage) => ReadError::Out(io::Error::other(damage)),
             out => out,
         })
     }
 
-    /// Returns this node's copy.
-    pub(super) fn checkpoint(&self) -> &Arc<StoredCheckpoint> {
+    /// Returns the copy in the region.
+    #[must_use]
+    pub fn checkpoint(&self) -> &Arc<StoredCheckpoint> {
         &self.checkpoint
     }
 
@@ -105,7 +115,7 @@ impl Reader {
     }
 
     /// Returns the pagemap image of an address space.
-    pub(super) fn pagemap(&self, space: &AddressSpace) -> Result<Vec<u8>, StoreError> {
+    fn pagemap_of(&self, space: &AddressSpace) -> Result<Vec<u8>, StoreError> {
         let mut pagemap = PagemapWriter::new(space.pages_id);
         for run in self.map(space)?.runs() {
             let run = run.map_err(|source| self.corrupt(space, 0, source))?;
@@ -118,13 +128,32 @@ impl Reader {
         Ok(pagemap.finish())
     }
 
-    /// Returns the digest of the pages before `from_index`, each of them verified, so that another source can
-    /// continue from there.
-    pub(super) fn digest_before(
+    /// Writes the pages of the address space at `place`, ascending. If that fails, all pages before `next_index` are
+    /// written.
+    ///
+    /// # Errors
+    /// A page or the map is damaged; an error of the destination.
+    pub fn write_pages(
         &self,
-        space: &AddressSpace,
-        from_index: u64,
-    ) -> Result<MapDigest, StoreError> {
+        place: usize,
+        out: &mut PagesOut<'_>,
+        next_index: &mut u64,
+    ) -> Result<(), ReadError> {
+        match out {
+            PagesOut::File(file, progress) => self.write_file(place, file, next_index, progress),
+            PagesOut::Pipe(pipe) => self.write_pipe(place, pipe, next_index),
+        }
+    }
+
+    /// Returns the digest of the pages of the address space at `place` before `from_index`, each of them verified, so
+    /// that another source can continue from there.
+    ///
+    /// # Errors
+    /// One of those pages or the map is damaged.
+    pub fn digest_before(&self, place: usize, from_index: u64) -> Result<MapDigest, StoreError> {
+        let Some(space) = self.manifest.spaces.get(place) else {
+            return Ok(MapDigest::default());
+        };
         let map = self.map(space)?;
         let mut digest = MapDigest::default();
         let mut runs = map.runs();
@@ -193,8 +222,37 @@ impl Reader {
     }
 }
 
+impl CheckpointSource for LocalCheckpoint {
+    type Error = StoreError;
+
+    fn record(&self) -> &control::Checkpoint {
+        &self.record
+    }
+
+    fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    fn small(
+        &self,
+        place: usize,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), ReadError> {
+        self.small_image(&self.manifest.images[place], sink)
+    }
+
+    fn pagemap(&self, place: usize) -> Result<Vec<u8>, StoreError> {
+        self.pagemap_of(&self.manifest.spaces[place])
+    }
+
+    fn pages(&self, place: usize, out: &mut PagesOut<'_>) -> Result<(), ReadError> {
+        self.write_pages(place, out, &mut 0)
+    }
+}
+
 /// Returns the name of a checkpoint as people write it.
-pub(super) fn checkpoint_name(record: &control::Checkpoint) -> String {
+#[must_use]
+pub fn checkpoint_name(record: &control::Checkpoint) -> String {
     if record.generation == 0 {
         format!("session {}", record.session)
     } else {

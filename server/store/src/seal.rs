@@ -4,84 +4,58 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use permafrost_pmem::{CheckpointId, Shadow};
+use permafrost_pmem::{ATTR_PROVISIONAL, CheckpointId, Shadow};
 use permafrost_protocol::control;
 use permafrost_protocol::images::ImageName;
 use permafrost_protocol::manifest::{
     self, AddressSpace, Image, Kind, Manifest, Origin, namespace_of,
 };
 
-use super::adopt::Adoption;
-use super::dump::Dump;
+use super::dump::{Dump, tap_of};
 use super::evidence::process_spaces;
 use super::images::{DirectoryImages, SmallImages, store_small};
 use super::session::{Sealing, Session};
 use super::{Index, Store, StoreError, digest};
 use crate::clock::unix_ms;
 use crate::reader::checkpoint_name;
-use crate::{ContentDigest, CopyStreams, ImagesError, MissingObject, ReadingError, SealingError};
+use crate::{ContentDigest, Follower, ImagesError, MissingObject, ReadingError, SealingError};
 
-/// Contents of a manifest, apart from the fields that the store adds.
-pub(super) struct Contents {
+/// Contents of a manifest, apart from the fields that the seal adds.
+pub struct DumpContents {
+    /// Job; empty for an anonymous dump that is parked.
     pub job: String,
+    /// Kind of the checkpoint.
     pub kind: Kind,
+    /// Generation that the dump was compared with; 0 for none.
     pub parent_generation: u64,
+    /// Facts about the dump's origin.
     pub origin: Option<Origin>,
+    /// Small images of the dump, sorted by name.
     pub images: Vec<Image>,
+    /// Address spaces with the roots of their maps.
     pub spaces: Vec<AddressSpace>,
+    /// Id of the session; empty for none.
     pub session: String,
-    /// Time in which the node that took the dump must have it listed; zero without a cluster.
-    pub commit_deadline: Duration,
     /// Client that took the dump; see [`permafrost_protocol::manifest::TakenBy`].
     pub taken_by: String,
 }
 
 impl Store {
-    /// Makes a closed session a checkpoint, with the small images of the directory. When it fails, the session is
-    /// over and everything it held is free. Sealing again returns the same checkpoint: a caller that lost the reply
-    /// retries.
+    /// Makes a closed session a checkpoint, with the small images of the directory, unless `wanted` returns false
+    /// before the commit: the caller has stopped waiting. Its freeze has ended, the task runs on, and the checkpoint
+    /// would be of a failed dump. When it fails, the session is over and everything it held is free.
     ///
     /// # Errors
-    /// The session is not closed, the directory does not fit its pages, the region is full or fails.
+    /// The session is not closed, the directory does not fit its pages, the region is full or fails; the caller no
+    /// longer waits.
     pub fn seal_session(
         &self,
-        id: &str,
-        images: OwnedFd,
-    ) -> Result<control::Checkpoint, StoreError> {
-        self.seal_session_while(id, images, &|| true)
-    }
-
-    /// Seals a session as [`Store::seal_session`] does, unless `wanted` returns false before the commit: the caller
-    /// has stopped waiting. Its freeze has ended, the task runs on, and the checkpoint would be of a failed dump.
-    ///
-    /// # Errors
-    /// Those of [`Store::seal_session`]; the caller no longer waits.
-    pub fn seal_session_while(
-        &self,
-        id: &str,
+        session: &Session,
         images: OwnedFd,
         wanted: &dyn Fn() -> bool,
     ) -> Result<control::Checkpoint, StoreError> {
-        let session = self.sessions().get(id).cloned();
-        let Some(session) = session else {
-            if let Some(parked) = self.catalog.parked(id)? {
-                // The session ended with CLOSE; it knows its job.
-                let adoption = Adoption {
-                    session: id,
-                    ..Adoption::into_job(&parked.job)
-                };
-                return self.adopt(&adoption, images);
-            }
-            let sealed = self
-                .catalog
-                .list(None)?
-                .into_iter()
-                .find(|record| record.session == id)
-                .ok_or_else(|| StoreError::NotFound(MissingObject::Session(id.to_owned())))?;
-            return self.acknowledged(sealed);
-        };
         let images = |spaces: &[AddressSpace]| DirectoryImages::of(images, spaces);
-        self.seal_images(&session, images, wanted)
+        self.seal_images(session, images, wanted)
     }
 
     /// Seals a session as [`Store::seal_session`] does, with small images that come one after another. Until the
@@ -134,10 +108,10 @@ impl Store {
         let Dump {
             mut shadow,
             spaces,
-            mut copies,
+            mut follower,
             ..
         } = dump;
-        let images = store_small(images, &mut shadow, copies.as_deref_mut())?;
+        let images = store_small(images, &mut shadow, tap_of(&mut follower))?;
         sealing.images_are_in()?;
         let kind = if session.request.pre_dump {
             Kind::PreDump
@@ -145,7 +119,7 @@ impl Store {
             Kind::Full
         };
         check_images_fit(kind, &images, &spaces)?;
-        let contents = Contents {
+        let contents = DumpContents {
             job: session.request.job.clone(),
             kind,
             parent_generation: session.parent_generation,
@@ -153,15 +127,14 @@ impl Store {
             images,
             spaces,
             session: session.id.clone(),
-            commit_deadline: self.commit_deadline(),
             taken_by: session.taken_by(),
         };
-        self.commit(shadow, contents, copies, None, wanted)
+        self.commit(shadow, contents, follower, None, wanted)
     }
 
     /// Makes the pages of a session that ends with CLOSE durable and findable, for a later adoption.
     pub(super) fn park(&self, session: &Session, dump: Dump) -> Result<(), StoreError> {
-        let contents = Contents {
+        let contents = DumpContents {
             job: session.request.job.clone(),
             kind: Kind::Parked,
             parent_generation: session.parent_generation,
@@ -169,10 +142,9 @@ impl Store {
             images: Vec::new(),
             spaces: dump.spaces,
             session: session.id.clone(),
-            commit_deadline: self.commit_deadline(),
             taken_by: session.taken_by(),
         };
-        let parked = self.commit(dump.shadow, contents, dump.copies, None, &|| true)?;
+        let parked = self.commit(dump.shadow, contents, dump.follower, None, &|| true)?;
         tracing::info!(session = %parked.session, bytes = parked.memory_bytes, "session parked");
         self.measured(session, &parked);
         self.sessions().remove(&session.id);
@@ -184,7 +156,7 @@ impl Store {
     fn check_room(
         &self,
         shadow: &Shadow,
-        contents: &Contents,
+        contents: &DumpContents,
         replaced: Option<&Replaced>,
     ) -> Result<(), StoreError> {
         let added = shadow.added_bytes();
@@ -198,48 +170,47 @@ impl Store {
         self.check_may_store(&contents.job, bytes, checkpoints)
     }
 
-    /// Seals a dump: numbers the checkpoint, writes its manifest, commits it in the region, then in the catalog; in
-    /// a cluster also on the copies and in the registry. Fails if `wanted` returns false. The caller holds the
-    /// job's lock.
+    /// Seals a dump: numbers the checkpoint, writes its manifest, commits it in the region, then in the catalog. If
+    /// the dump has a follower, that one seals it. Fails if `wanted` returns false. The caller holds the job's lock.
     pub(super) fn commit(
         &self,
         shadow: Shadow,
-        contents: Contents,
-        copies: Option<Box<dyn CopyStreams>>,
+        contents: DumpContents,
+        follower: Option<Box<dyn Follower>>,
         replaced: Option<Replaced>,
         wanted: &dyn Fn() -> bool,
     ) -> Result<control::Checkpoint, StoreError> {
         self.check_room(&shadow, &contents, replaced.as_ref())?;
-        if let Some(cluster) = self.cluster.get()
-            && replaced.is_none()
-        {
-            return self.commit_in_cluster(cluster, shadow, contents, copies, wanted);
+        let digest = digest::of_whole(&contents.spaces, &contents.images);
+        if let Some(follower) = follower {
+            let prepared = PreparedDump {
+                store: self,
+                shadow,
+                contents,
+                digest,
+            };
+            return follower.seal(prepared, wanted);
         }
         let mut index = self.index();
         index.check()?;
         check_wanted(wanted)?;
-        let numbering = Numbering {
-            id: CheckpointId::random(),
-            generation: match contents.kind {
-                Kind::Parked => 0,
-                _ => self.catalog.next_generation(&contents.job)?,
-            },
-            created_unix_ms: unix_ms(),
-        };
-        let digest = digest::of_whole(&contents.spaces, &contents.images);
+        let numbering = Numbering::new(match contents.kind {
+            Kind::Parked => 0,
+            _ => self.catalog.next_generation(&contents.job)?,
+        });
         self.seal_locked(
             &mut index, shadow, contents, &numbering, 0, digest, replaced,
         )
     }
 
-    /// Seals under a number, an id and a time that another node chose, in the region, then in the catalog.
+    /// Seals under a number, an id and a time that the caller chose, in the region, then in the catalog.
     ///
     /// # Errors
     /// The id or the number is another checkpoint's; a rule for manifests is broken; the region is full or fails.
     pub(super) fn seal_numbered(
         &self,
         shadow: Shadow,
-        contents: Contents,
+        contents: DumpContents,
         numbering: &Numbering,
         attrs: u32,
         digest: ContentDigest,
@@ -270,7 +241,7 @@ impl Store {
     pub(super) fn seal_again(
         &self,
         shadow: Shadow,
-        contents: Contents,
+        contents: DumpContents,
         numbering: &Numbering,
         digest: ContentDigest,
     ) -> Result<control::Checkpoint, StoreError> {
@@ -309,7 +280,7 @@ impl Store {
         &self,
         index: &mut Index,
         shadow: Shadow,
-        contents: Contents,
+        contents: DumpContents,
         numbering: &Numbering,
         attrs: u32,
         digest: ContentDigest,
@@ -330,7 +301,7 @@ impl Store {
             added_bytes: shadow.added_bytes()
                 + replaced.as_ref().map_or(0, |replaced| replaced.added_bytes),
             content_digest: digest.to_vec(),
-            commit_deadline_ms: u64::try_from(contents.commit_deadline.as_millis())
+            commit_deadline_ms: u64::try_from(numbering.commit_deadline.as_millis())
                 .unwrap_or(u64::MAX),
             taken_by: contents.taken_by,
         };
@@ -367,8 +338,54 @@ impl Store {
     }
 }
 
+/// A dump whose pages and images are durable in the region, and that no record refers to yet. Dropped before it is
+/// sealed, everything it holds is free again.
+pub struct PreparedDump<'a> {
+    store: &'a Store,
+    shadow: Shadow,
+    contents: DumpContents,
+    digest: ContentDigest,
+}
+
+impl<'a> PreparedDump<'a> {
+    /// Returns the store that the dump is in.
+    #[must_use]
+    pub fn store(&self) -> &'a Store {
+        self.store
+    }
+
+    /// Returns the contents of the manifest.
+    #[must_use]
+    pub fn contents(&self) -> &DumpContents {
+        &self.contents
+    }
+
+    /// Returns the digest of pages and images.
+    #[must_use]
+    pub fn digest(&self) -> ContentDigest {
+        self.digest
+    }
+
+    /// Seals the dump as a *provisional* checkpoint, until [`Store::publish`] or [`Store::roll_back`].
+    ///
+    /// # Errors
+    /// The id or the number is another checkpoint's; a rule for manifests is broken; the region is full or fails.
+    pub fn seal(self, numbering: &Numbering) -> Result<control::Checkpoint, StoreError> {
+        self.store.seal_numbered(
+            self.shadow,
+            self.contents,
+            numbering,
+            ATTR_PROVISIONAL,
+            self.digest,
+        )
+    }
+}
+
 /// Fails if the caller no longer waits for the seal.
-pub(super) fn check_wanted(wanted: &dyn Fn() -> bool) -> Result<(), StoreError> {
+///
+/// # Errors
+/// `wanted` returns false.
+pub fn check_wanted(wanted: &dyn Fn() -> bool) -> Result<(), StoreError> {
     if wanted() {
         return Ok(());
     }
@@ -376,11 +393,28 @@ pub(super) fn check_wanted(wanted: &dyn Fn() -> bool) -> Result<(), StoreError> 
 }
 
 /// Id, number and seal time of a checkpoint: equal on all copies.
-pub(super) struct Numbering {
-    pub(super) id: CheckpointId,
+pub struct Numbering {
+    /// Id of the checkpoint.
+    pub id: CheckpointId,
     /// Generation; 0 while the checkpoint is parked.
-    pub(super) generation: u64,
-    pub(super) created_unix_ms: u64,
+    pub generation: u64,
+    /// Time of the seal, milliseconds since the Unix epoch.
+    pub created_unix_ms: u64,
+    /// Time after the seal within which a provisional checkpoint must be published; zero for any other.
+    pub commit_deadline: Duration,
+}
+
+impl Numbering {
+    /// Returns a new id and the current time for a checkpoint of this generation.
+    #[must_use]
+    pub fn new(generation: u64) -> Self {
+        Self {
+            id: CheckpointId::random(),
+            generation,
+            created_unix_ms: unix_ms(),
+            commit_deadline: Duration::ZERO,
+        }
+    }
 }
 
 /// A parked checkpoint that an adopted one replaces.

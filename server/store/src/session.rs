@@ -19,17 +19,17 @@ use permafrost_protocol::manifest::{AddressSpace, Origin};
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::session::{LeftPhase, SessionFailure, SessionPhases};
 use tokio::sync::watch;
-use uuid::Uuid;
 
 pub(super) use self::sealing::Sealing;
 use super::counters::Counters;
 use super::dump::{Dump, DumpBuilder, Parent};
 use super::jobs::JobGuard;
 use super::measured::Measured;
+use super::opening::Opening;
 use super::parking::Share;
 use super::{Store, StoreError, parked};
 use crate::clock::unix_ms;
-use crate::{CopyStreams, Durability, SessionError, TransferSlot};
+use crate::{Follower, SessionError, TransferSlot};
 
 /// Request to open a session.
 pub struct SessionRequest {
@@ -45,9 +45,6 @@ pub struct SessionRequest {
     pub no_parent: bool,
     /// True if CRIU has the parent's inventory, so that it may be told that there is a parent.
     pub parent_images: bool,
-    /// Durability that must be reached before CLOSE and the seal are answered; by default that of the cluster's
-    /// configuration.
-    pub durability: Option<Durability>,
     /// True if the tasks run on this machine, not on an agent's.
     pub from_here: bool,
     /// Client that opens the session, as it was authenticated: see [`permafrost_protocol::manifest::TakenBy`].
@@ -80,8 +77,8 @@ pub struct Session {
 struct Opened {
     /// Keeps the parent's segments.
     parent: Option<Parent>,
-    /// Copies on other nodes.
-    copies: Option<Box<dyn CopyStreams>>,
+    /// Follower of the dump.
+    follower: Option<Box<dyn Follower>>,
     /// Its share of the limit for anonymous dumps.
     share: Option<Share>,
 }
@@ -106,8 +103,8 @@ impl State {
         Some(self.release(left))
     }
 
-    /// Takes everything that a failed session held. The caller drops it without the lock, because dropping calls the
-    /// registry and other nodes.
+    /// Takes everything that a failed session held. The caller drops it without the lock, because a follower may
+    /// take long to end.
     fn release(&mut self, left: LeftPhase<Opened, Box<Dump>>) -> Released {
         self.measured.failed();
         Released {
@@ -140,15 +137,15 @@ fn failure(code: ErrorCode, reason: &str) -> control::Error {
 }
 
 impl Session {
-    pub(super) fn new(
-        id: Uuid,
-        request: SessionRequest,
-        parent: Option<Parent>,
-        job_guard: Option<JobGuard>,
-        copies: Option<Box<dyn CopyStreams>>,
-        turn: Option<Box<dyn TransferSlot>>,
-        measured: Measured,
-    ) -> Arc<Self> {
+    pub(super) fn new(request: SessionRequest, opening: Opening, measured: Measured) -> Arc<Self> {
+        let Opening {
+            id,
+            follower,
+            parent,
+            turn,
+            share,
+            lock,
+        } = opening;
         let now = Instant::now();
         let turn = turn.map(|mut turn| {
             turn.follow(Arc::clone(&measured.moved));
@@ -173,24 +170,17 @@ impl Session {
                     now,
                     Opened {
                         parent,
-                        copies,
-                        share: None,
+                        follower,
+                        share,
                     },
                 ),
-                job_guard,
+                job_guard: lock,
                 turn,
                 begun_unix_ms: 0,
                 measured,
             }),
             ended: watch::Sender::new(false),
         })
-    }
-
-    /// Sets the session's share of the limit for anonymous dumps.
-    pub(super) fn bounded_by(&self, share: Option<Share>) {
-        if let Some(opened) = self.state().phases.opened_mut() {
-            opened.share = share;
-        }
     }
 
     /// Records that another client than the opener sends the pages: they are that client's memory.
@@ -244,7 +234,7 @@ impl Session {
         state.begun_unix_ms = unix_ms();
         state.measured.begun();
         let builder =
-            DumpBuilder::new(store.region(), opened.parent, opened.copies).until(self.ended());
+            DumpBuilder::new(store.region(), opened.parent, opened.follower).until(self.ended());
         Ok(SessionSink {
             store: Arc::clone(store),
             session: Arc::clone(self),

@@ -1,11 +1,12 @@
 //! A node that cannot reach etcd stops acting before another node may take its place.
 
+use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::control::ReportedError as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use permafrost_cluster::{ClusterConfig, MemberState};
-use permafrost_protocol::control::{ErrorCode, ReportedError};
-use permafrost_store::Registry as _;
+use permafrost_clustered::Registry as _;
 
 use crate::support::{Bench, LIMIT, entry, until};
 

@@ -1,6 +1,8 @@
 //! Operations of an operator: draining, removing and readmitting nodes, and rebuilding the registry in other data of
 //! etcd.
 
+use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::control::ReportedError as _;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +12,10 @@ use permafrost_cluster::rebuild::{self, Copy, NodeInventory};
 use permafrost_cluster::{
     Acquaintance, Cluster, ClusterConfig, Inventories, KnownData, Operate, Operator,
 };
-use permafrost_protocol::control::{ErrorCode, NodeList, NodeStatus, ReportedError, request};
+use permafrost_clustered::{Registered, Registry as _};
+use permafrost_protocol::control::{NodeList, NodeStatus, request};
 use permafrost_protocol::wire::message::{Verified, request as to_peer};
-use permafrost_store::{Holding, Registered, Registry as _, StoreError};
+use permafrost_store::{Holding, StoreError};
 
 use crate::support::{Bench, entry, until};
 

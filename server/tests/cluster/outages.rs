@@ -1,10 +1,11 @@
 //! Failures of single members of etcd, and of all of them.
 
+use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::control::ReportedError as _;
 use std::time::{Duration, Instant};
 
 use permafrost_cluster::ClusterConfig;
-use permafrost_protocol::control::{ErrorCode, ReportedError};
-use permafrost_store::Registry as _;
+use permafrost_clustered::Registry as _;
 
 use crate::support::{Bench, entry, until};
 

@@ -1,12 +1,14 @@
 //! Guarantees of the registry while nothing fails.
 
+use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::control::ReportedError as _;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use permafrost_cluster::rebuild::{self, Copy, NodeInventory};
-use permafrost_protocol::control::{ErrorCode, ReportedError};
-use permafrost_store::{Registry as _, StoreError};
+use permafrost_clustered::Registry as _;
+use permafrost_store::StoreError;
 
 use crate::support::{Bench, entry};
 

@@ -1,14 +1,15 @@
 //! An etcd that authenticates its clients: certificates, users and passwords, and the errors when they do not fit.
 
+use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::control::ReportedError as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, TlsOptions};
 use permafrost_cluster::{ClusterConfig, TlsFiles};
+use permafrost_clustered::Registry as _;
 use permafrost_identity::{Authority, CertificateOrder, Role};
-use permafrost_protocol::control::{ErrorCode, ReportedError};
-use permafrost_store::Registry as _;
 use permafrost_tests::etcd::{EtcdCluster, ServerTls};
 
 use crate::support::{Bench, LIMIT, entry, until};

@@ -1,12 +1,13 @@
 //! etcd's leader dies or falls silent while several nodes publish: nothing is lost, and nothing is there twice.
 
+use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::control::ReportedError as _;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use permafrost_cluster::EtcdRegistry;
-use permafrost_protocol::control::{ErrorCode, ReportedError};
-use permafrost_store::Registry as _;
+use permafrost_clustered::Registry as _;
 
 use crate::support::{Bench, LIMIT, entry, until};
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_cluster::{Cluster, ClusterConfig, NodeFacts};
+use permafrost_clustered::Registered;
 use permafrost_identity::ReloadingIdentity;
 use permafrost_protocol::control::Checkpoint;
-use permafrost_store::{Registered, StoreError};
+use permafrost_store::StoreError;
 use permafrost_tests::etcd::{self, EtcdCluster};
 use tokio::runtime::Runtime;
 

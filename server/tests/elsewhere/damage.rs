@@ -41,7 +41,7 @@ fn a_damaged_page_comes_from_another_node_and_so_does_what_follows() {
 
         // What this node passes on to other nodes is its own.
         let asked = site.nodes[1].asked();
-        let fetch = me.store.open_fetch(&id, "").unwrap();
+        let fetch = me.store.local().open_fetch(&id, "").unwrap();
         assert!(fetch.runs(0, 0, 0).any(|run| run.is_err()));
         assert_eq!(site.nodes[1].asked(), asked);
         me.flip(at[0] + 99);

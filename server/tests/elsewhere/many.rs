@@ -86,6 +86,7 @@ fn a_node_takes_a_copy_with_thousands_of_images() {
     sender.commit(&commit, Instant::now() + LONG).unwrap();
     let sealed = site.nodes[0]
         .store
+        .local()
         .open_fetch(&commit.checkpoint, "")
         .unwrap();
     let (name, contents) = core(THREADS - 1);
@@ -176,7 +177,11 @@ fn what_an_agent_dumps_may_have_thousands_of_images_and_a_long_one() {
     });
     let repair = site.network_of("a-repair", Role::Node, "*");
     repair.call("b", pull, Instant::now() + LONG).unwrap();
-    let copy = site.nodes[1].store.open_fetch(&sealed.id, "").unwrap();
+    let copy = site.nodes[1]
+        .store
+        .local()
+        .open_fetch(&sealed.id, "")
+        .unwrap();
     assert_eq!(copy.manifest().images.len(), images().len() + 1);
 }
 
@@ -189,7 +194,7 @@ fn a_session_can_be_aborted_while_its_images_come() {
     sender.begin_image(&name, contents.len() as u64).unwrap();
     let store = &site.nodes[0].store;
     let states = || -> Vec<String> {
-        let states = store.session_states().into_iter();
+        let states = store.local().session_states().into_iter();
         states.map(|session| session.state).collect()
     };
     wait_until(|| states() == ["sealing"]);

@@ -14,7 +14,7 @@ fn a_damaged_copy_is_replaced_and_its_marks_stay() {
     let content = pages(100, 300);
     let digest = a.make(1, "job", 1, &content);
     b.puller.pull(&pull(1, &digest, &["a"])).unwrap();
-    b.store.pin("job@1", true).unwrap();
+    b.clustered().pin("job@1", true).unwrap();
     let free = b.free_bytes();
     b.damage(201);
     b.read(1).unwrap_err();
@@ -23,7 +23,7 @@ fn a_damaged_copy_is_replaced_and_its_marks_stay() {
     assert_eq!((&*record.id, record.pinned), (&*id(1), true));
     assert_eq!(b.read(1).unwrap().0, content);
     assert_eq!(b.mark(1), (true, false));
-    let listed = b.store.list(Some(&"job".parse().unwrap())).unwrap();
+    let listed = b.clustered().list(Some(&"job".parse().unwrap())).unwrap();
     assert_eq!((listed.len(), listed[0].pinned), (1, true));
     assert!(b.free_bytes().abs_diff(free) <= 128 << 10);
 }
@@ -47,9 +47,9 @@ fn damaged_pages_are_fetched_and_nothing_else() {
     let checked = check();
     assert_eq!(checked.pages_damaged.len(), 5, "{checked:?}");
     assert!(!checked.damaged_beyond);
-    let mend = MendByPull::new(Arc::clone(&b.store), Arc::clone(&b.puller));
+    let mend = MendByPull::new(b.clustered(), Arc::clone(&b.puller));
     let record = b
-        .store
+        .clustered()
         .list(Some(&"job".parse().unwrap()))
         .unwrap()
         .remove(0);

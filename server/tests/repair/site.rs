@@ -11,12 +11,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use permafrost_cluster::repair::{Puller, RepairLimits, Throttle};
+use permafrost_clustered::ClusteredStore;
 use permafrost_identity::{Authority, CertificateOrder, ReloadingIdentity, Role};
+use permafrost_metering::costs::{Costs, CostsConfig};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::{Commit, request};
 use permafrost_store::catalog::SledCatalog;
-use permafrost_store::{Fetched, RegionLocation, ReplicaRequest, Store, StoreParts};
+use permafrost_store::{CopyRequest, Fetched, RegionLocation, Store, StoreParts};
 use permafrost_transport::peer::{Endpoint, Handler, Network, PeerOptions};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -88,7 +90,7 @@ impl Site {
         self.authority.issue(&order, &identity, false).unwrap();
         let identity = Arc::new(ReloadingIdentity::load(&identity).unwrap());
         let serving = Arc::new(Serving {
-            store: Arc::clone(&store),
+            store: ClusteredStore::new(Arc::clone(&store), None, Arc::new(())),
             faults: Mutex::default(),
             sent: Sent::default(),
             endpoint: Mutex::default(),
@@ -119,6 +121,7 @@ impl Site {
             network.unwrap(),
             name,
             Arc::clone(&throttle),
+            Costs::new(CostsConfig::default()),
         );
         Node {
             store,
@@ -151,13 +154,13 @@ pub(crate) fn id(number: u64) -> String {
 impl Node {
     /// Makes a published checkpoint that only this node holds.
     pub(crate) fn make(&self, number: u64, job: &str, generation: u64, pages: &Pages) -> Vec<u8> {
-        let request = ReplicaRequest {
+        let request = CopyRequest {
             session: [u8::try_from(number).unwrap(); 16],
             job: job.to_owned(),
             parent: String::new(),
             compared: std::collections::HashMap::new(),
         };
-        let mut dump = self.store.open_replica(request).unwrap();
+        let mut dump = self.store.open_copy(request).unwrap();
         dump.space(SpaceId::process(7), 65_537).unwrap();
         for (index, page) in pages {
             if page.iter().all(|byte| *byte == 0) {
@@ -167,7 +170,7 @@ impl Node {
             }
         }
         dump.close().unwrap();
-        let image = |dump: &mut permafrost_store::ReplicaDump, name: &str, bytes: &[u8]| {
+        let image = |dump: &mut permafrost_store::CopyDump, name: &str, bytes: &[u8]| {
             let len = bytes.len() as u64;
             dump.image(name, len, &mut &bytes[..]).unwrap();
         };
@@ -192,6 +195,11 @@ impl Node {
         .unwrap();
         self.store.publish(&id(number)).unwrap();
         content_digest
+    }
+
+    /// Returns this node's checkpoints, without a cluster.
+    pub(crate) fn clustered(&self) -> Arc<ClusteredStore> {
+        Arc::clone(&self.serving.store)
     }
 
     /// Returns all pages and images as this node reads them, each verified.

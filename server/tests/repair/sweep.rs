@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use permafrost_cluster::repair::{Standing, Sweep, SweepTiming, Swept};
-use permafrost_protocol::control::Checkpoint;
-use permafrost_store::{
-    ClusterServices, Durability, JobLock, MissingObject, Registered, Registry, StoreError,
+use permafrost_clustered::{
+    ClusterServices, ClusteredStore, Durability, JobLock, Registered, Registry,
 };
+use permafrost_protocol::control::Checkpoint;
+use permafrost_store::{MissingObject, StoreError};
 
 use super::site::{Node, Site, id, pages};
 
@@ -151,14 +152,16 @@ impl Standing for Stands {
 
 fn sweep(node: &Node, list: &Arc<List>) -> (Sweep, Arc<Stands>) {
     let registry = Arc::clone(list) as Arc<dyn Registry>;
-    node.store.join(ClusterServices {
+    let services = ClusterServices {
         node: "a".to_owned(),
+        registry: Arc::clone(&registry),
         replicate: None,
-        registry: Some(Arc::clone(&registry)),
+        remote: None,
         durability: Durability::Local,
         deadline: Duration::from_secs(60),
         wanted_copies: 2,
-    });
+    };
+    let store = ClusteredStore::new(Arc::clone(&node.store), Some(services), Arc::new(()));
     let stands = Arc::new(Stands {
         may_hold: AtomicBool::new(true),
         knows: AtomicBool::new(true),
@@ -168,7 +171,7 @@ fn sweep(node: &Node, list: &Arc<List>) -> (Sweep, Arc<Stands>) {
         ..SweepTiming::default()
     };
     let standing = Arc::clone(&stands) as Arc<dyn Standing>;
-    let sweep = Sweep::new(Arc::clone(&node.store), registry, "a", standing, timing);
+    let sweep = Sweep::new(store, registry, "a", standing, timing);
     (sweep, stands)
 }
 

@@ -1,7 +1,7 @@
 //! Content that arrives on the replicas.
 
+use permafrost_clustered::Durability;
 use permafrost_protocol::control::ReportedError;
-use permafrost_store::Durability;
 
 use super::fakes::{Pages, Seen, Whole, World, dump, name, page};
 
@@ -23,7 +23,7 @@ fn copies_hold_what_the_origin_holds_under_the_same_id() {
     assert_eq!(own.pages(), pages);
     for replica in &world.replicas {
         assert_eq!(Whole::of(&replica.store, &sealed.id), own);
-        let held = replica.store.held();
+        let held = replica.store.local().held();
         assert_eq!(held.len(), 1);
         assert!(held[0].published && !held[0].provisional);
         let (theirs, ours) = (&held[0].checkpoint, &sealed);
@@ -107,7 +107,7 @@ fn a_parked_dump_is_parked_on_all() {
     let session = store
         .open_session(super::fakes::request("", false))
         .unwrap();
-    let mut sink = session.start(store, Box::new(|| {})).unwrap();
+    let mut sink = session.start(store.local(), Box::new(|| {})).unwrap();
     super::fakes::send(&mut sink, SpaceId::process(3), &pages).unwrap();
     sink.close().unwrap();
     let entries = world.registry.entries();
@@ -119,7 +119,7 @@ fn a_parked_dump_is_parked_on_all() {
     );
     for node in world.nodes() {
         assert_eq!(Whole::of(&node.store, &parked.id).pages(), pages);
-        assert!(node.store.held()[0].published);
+        assert!(node.store.local().held()[0].published);
     }
     let adoption = Adoption {
         ignore_times: true,
@@ -161,7 +161,7 @@ fn a_worker_with_a_new_pid_shares_with_its_predecessor_everywhere() {
             ..Origin::default()
         });
         let session = store.open_session(request).unwrap();
-        let mut sink = session.start(store, Box::new(|| {})).unwrap();
+        let mut sink = session.start(store.local(), Box::new(|| {})).unwrap();
         super::fakes::send(&mut sink, SpaceId::process(worker), &memory).unwrap();
         // CRIU is told of no parent that it has no images of.
         assert!(!sink.has_parent(SpaceId::process(worker)).unwrap());

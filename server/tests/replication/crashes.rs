@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use permafrost_store::Durability;
+use permafrost_clustered::Durability;
 
 use super::fakes::{Pages, Step, Whole, World, dump, page, unavailable};
 
@@ -71,13 +71,14 @@ fn at_every_step_there_is_a_whole_checkpoint_or_none() {
             node.store.settle(Duration::ZERO).unwrap();
             assert!(node.store.unpublished(Duration::ZERO).is_empty());
             if survives {
-                assert!(node.store.held()[0].published);
+                assert!(node.store.local().held()[0].published);
                 assert_eq!(
                     Whole::of(&node.store, &listed[0].checkpoint.id).pages(),
                     pages()
                 );
                 assert!(
                     node.store
+                        .local()
                         .roll_back(&listed[0].checkpoint.id, false)
                         .is_err()
                 );
@@ -105,7 +106,9 @@ fn an_unknown_outcome_is_left_to_the_registry() {
             .store
             .open_session(super::fakes::request("job", true));
         let session = session.unwrap();
-        let mut sink = session.start(&world.origin.store, Box::new(|| {})).unwrap();
+        let mut sink = session
+            .start(world.origin.store.local(), Box::new(|| {}))
+            .unwrap();
         use permafrost_criu::frontend::PageSink as _;
         let space = permafrost_protocol::pageserver::SpaceId::process(7);
         super::fakes::send(&mut sink, space, &pages()).unwrap();

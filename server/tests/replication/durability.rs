@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use permafrost_store::Durability;
+use permafrost_clustered::Durability;
 
 use super::fakes::{Pages, Whole, World, dump, fenced, page, unavailable};
 
@@ -87,14 +87,14 @@ fn a_publication_whose_answer_is_lost_counts() {
     world.faults.faults().lose_answer = true;
     let sealed = dump(&world.origin.store, "job", &pages()).unwrap();
     for node in world.nodes() {
-        assert!(node.store.held()[0].published);
-        assert_eq!(node.store.held()[0].checkpoint.id, sealed.id);
+        assert!(node.store.local().held()[0].published);
+        assert_eq!(node.store.local().held()[0].checkpoint.id, sealed.id);
     }
 }
 
 #[test]
 fn a_job_is_locked_on_the_registry() {
-    use permafrost_store::Registry as _;
+    use permafrost_clustered::Registry as _;
 
     let world = World::new(1, Durability::All);
     let lock = world.registry.lock_job("job").unwrap();

@@ -10,11 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use permafrost_clustered::{ClusterServices, ClusteredStore, Durability, Registry, Replicate};
 use permafrost_pmem::{FormatOptions, Region, create_medium_in_memory};
 use permafrost_store::catalog::SledCatalog;
-use permafrost_store::{
-    ClusterServices, Durability, RegionLocation, Registry, Replicate, Store, StoreError, StoreParts,
-};
+use permafrost_store::{RegionLocation, Store, StoreError, StoreParts};
 
 pub(crate) use self::content::{Pages, Whole, dump, images, page, request, send};
 pub(crate) use self::registry::FakeRegistry;
@@ -82,12 +81,12 @@ impl Shared {
 
 /// A node with a store of its own.
 pub(crate) struct Node {
-    pub(crate) store: Arc<Store>,
+    pub(crate) store: Arc<ClusteredStore>,
     _dir: tempfile::TempDir,
 }
 
 impl Node {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(services: Option<ClusterServices>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let medium = create_medium_in_memory(REGION_BYTES).unwrap();
         let options = FormatOptions {
@@ -102,16 +101,17 @@ impl Node {
             path: PathBuf::from("memory"),
             guarantee,
         };
-        let store = Store::new(StoreParts::new(region, place, Box::new(catalog))).unwrap();
+        let local = Store::new(StoreParts::new(region, place, Box::new(catalog))).unwrap();
+        let store = ClusteredStore::new(local, services, Arc::new(()));
         Self { store, _dir: dir }
     }
 
     pub(crate) fn free_bytes(&self) -> u64 {
-        self.store.region().usage().free_bytes
+        self.store.local().region().usage().free_bytes
     }
 
     pub(crate) fn checkpoints(&self) -> usize {
-        self.store.region().checkpoints().len()
+        self.store.local().region().checkpoints().len()
     }
 }
 
@@ -127,35 +127,29 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(replicas: usize, durability: Durability) -> Self {
         let faults = Shared::default();
-        let replicas: Vec<_> = (0..replicas).map(|_| Arc::new(Node::new())).collect();
         let registry = Arc::new(FakeRegistry {
             faults: faults.clone(),
             state: Mutex::default(),
         });
+        let services = |node: String, replicate, wanted_copies| ClusterServices {
+            node,
+            registry: Arc::clone(&registry) as Arc<dyn Registry>,
+            replicate,
+            remote: None,
+            durability,
+            deadline: DEADLINE,
+            wanted_copies,
+        };
+        let replica = |n| Arc::new(Node::new(Some(services(name(n), None, 1))));
+        let replicas: Vec<_> = (0..replicas).map(replica).collect();
         let wire = Arc::new(Wire {
             replicas: Mutex::new(replicas.clone()),
             faults: faults.clone(),
             seen: Arc::default(),
         });
-        let origin = Node::new();
-        assert!(origin.store.join(ClusterServices {
-            node: "origin".to_owned(),
-            replicate: Some(Arc::clone(&wire) as Arc<dyn Replicate>),
-            registry: Some(Arc::clone(&registry) as Arc<dyn Registry>),
-            durability,
-            deadline: DEADLINE,
-            wanted_copies: u32::try_from(replicas.len() + 1).unwrap(),
-        }));
-        for (n, replica) in replicas.iter().enumerate() {
-            replica.store.join(ClusterServices {
-                node: name(n),
-                replicate: None,
-                registry: Some(Arc::clone(&registry) as Arc<dyn Registry>),
-                durability,
-                deadline: DEADLINE,
-                wanted_copies: 1,
-            });
-        }
+        let replicate = Some(Arc::clone(&wire) as Arc<dyn Replicate>);
+        let copies = u32::try_from(replicas.len() + 1).unwrap();
+        let origin = Node::new(Some(services("origin".to_owned(), replicate, copies)));
         Self {
             origin,
             replicas,
@@ -167,7 +161,7 @@ impl World {
 
     /// Replaces a replica by a node with an empty store.
     pub(crate) fn replace(&mut self, n: usize) {
-        self.replicas[n] = Arc::new(Node::new());
+        self.replicas[n] = Arc::new(Node::new(None));
         self.wire.replicas.lock()[n] = Arc::clone(&self.replicas[n]);
     }
 

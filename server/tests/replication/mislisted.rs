@@ -1,7 +1,9 @@
 //! A registry that lists a checkpoint under another job: an attacker who can write to etcd must not be able to read
 //! the checkpoint.
 
-use permafrost_store::{Durability, ReadingError, Registered, Registry as _, StoreError};
+use permafrost_clustered::{Durability, Registered, Registry as _};
+use permafrost_store::ReadingError;
+use permafrost_store::StoreError;
 
 use super::fakes::{Pages, World, dump, page};
 
@@ -47,7 +49,10 @@ fn what_is_listed_as_another_jobs_is_neither_read_nor_changed() {
         );
         refused(node.store.pin("team-a/mine@7", true).unwrap_err());
         refused(node.store.remove("team-a/mine@7", false, true).unwrap_err());
-        assert!(node.store.damage(&victim.id).is_none(), "it is not damaged");
+        assert!(
+            node.store.local().damage(&victim.id).is_none(),
+            "it is not damaged"
+        );
         // What is listed rightly is there as before.
         assert_eq!(
             node.store

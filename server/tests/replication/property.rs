@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use permafrost_clustered::Durability;
 use permafrost_criu::frontend::PageSink as _;
 use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::manifest::SpaceType;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
-use permafrost_store::Durability;
 
 use super::fakes::{Pages, Whole, World, images, page, request};
 
@@ -72,7 +72,7 @@ fn sequence(seed: u64) {
         }
         let store = &world.origin.store;
         let session = store.open_session(request("job", true)).unwrap();
-        let mut sink = session.start(store, Box::new(|| {})).unwrap();
+        let mut sink = session.start(store.local(), Box::new(|| {})).unwrap();
         for (id, pages) in &memory {
             let has_parent = sink.open(space(*id)).unwrap();
             assert_eq!(has_parent, before.contains_key(id), "seed {seed}");

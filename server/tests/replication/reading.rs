@@ -1,15 +1,15 @@
 //! A checkpoint read by one node and rebuilt on another, with and without a parent there.
 
-use std::sync::Arc;
-
+use permafrost_clustered::ClusteredStore;
+use permafrost_clustered::Durability;
 use permafrost_protocol::wire::message::Commit;
-use permafrost_store::{Durability, Fetched, ReplicaDump, ReplicaRequest, Store};
+use permafrost_store::{CopyDump, CopyRequest, Fetched};
 
 use super::fakes::{Node, Pages, Whole, World, dump, page};
 
 /// Copies pages run by run. Returns how many were sent as pages, as zeros and as the parent's.
-fn copy(from: &Store, id: &str, parent: &str, to: &mut ReplicaDump) -> (u64, u64, u64) {
-    let fetch = from.open_fetch(id, parent).unwrap();
+fn copy(from: &ClusteredStore, id: &str, parent: &str, to: &mut CopyDump) -> (u64, u64, u64) {
+    let fetch = from.local().open_fetch(id, parent).unwrap();
     let mut sent = (0, 0, 0);
     for (place, space) in fetch.manifest().spaces.iter().enumerate() {
         to.space(space.space_id().unwrap(), space.pages_id).unwrap();
@@ -69,15 +69,15 @@ fn copy(from: &Store, id: &str, parent: &str, to: &mut ReplicaDump) -> (u64, u64
     sent
 }
 
-fn open(store: &Arc<Store>, session: &str, parent: &str) -> ReplicaDump {
+fn open(store: &ClusteredStore, session: &str, parent: &str) -> CopyDump {
     let session = u128::from_str_radix(session, 16).unwrap().to_be_bytes();
-    let request = ReplicaRequest {
+    let request = CopyRequest {
         session,
         job: "job".to_owned(),
         parent: parent.to_owned(),
         compared: std::collections::HashMap::new(),
     };
-    store.open_replica(request).unwrap()
+    store.local().open_copy(request).unwrap()
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_new_node_gets_a_copy_and_then_the_difference() {
     pages.insert(900, page(0));
     let second = dump(store, "job", &pages).unwrap();
 
-    let new = Node::new();
+    let new = Node::new(None);
     let mut to = open(&new.store, &first.session, "");
     assert_eq!(copy(store, &first.id, "", &mut to), (300, 0, 0));
     let mut to = open(&new.store, &second.session, &first.id);
@@ -104,7 +104,7 @@ fn a_new_node_gets_a_copy_and_then_the_difference() {
 
     // Stored apart, pages are found equal by their bytes.
     let apart = dump(store, "apart", &pages).unwrap();
-    let fetch = store.open_fetch(&apart.id, &second.id).unwrap();
+    let fetch = store.local().open_fetch(&apart.id, &second.id).unwrap();
     let equal: u64 = fetch
         .runs(0, 0, 0)
         .map(|run| match run.unwrap() {
@@ -122,7 +122,7 @@ fn a_part_of_a_space_is_read_from_where_one_asks() {
     let store = &world.origin.store;
     let pages: Pages = (0..300).map(|n| (n * 2, page(n))).collect();
     let sealed = dump(store, "job", &pages).unwrap();
-    let fetch = store.open_fetch(&sealed.id, "").unwrap();
+    let fetch = store.local().open_fetch(&sealed.id, "").unwrap();
     let runs: Vec<_> = fetch.runs(0, 99, 3).map(Result::unwrap).collect();
     let firsts: Vec<_> = runs
         .iter()

@@ -6,21 +6,21 @@ use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_protocol::manifest::Origin;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;
-use permafrost_store::{ReplicaDump, ReplicaRequest};
+use permafrost_store::{CopyDump, CopyRequest};
 
 use super::fakes::{Node, page};
 
-fn open(node: &Node, parent: &str) -> ReplicaDump {
-    let request = ReplicaRequest {
+fn open(node: &Node, parent: &str) -> CopyDump {
+    let request = CopyRequest {
         session: [0xab; 16],
         job: "job".to_owned(),
         parent: parent.to_owned(),
         compared: std::collections::HashMap::new(),
     };
-    node.store.open_replica(request).unwrap()
+    node.store.local().open_copy(request).unwrap()
 }
 
-fn fill(dump: &mut ReplicaDump) -> Commit {
+fn fill(dump: &mut CopyDump) -> Commit {
     dump.space(SpaceId::process(1), 65_537).unwrap();
     dump.pages(5, 4, &page(1)).unwrap();
     dump.zero(6, 4, 1000).unwrap();
@@ -46,7 +46,7 @@ fn fill(dump: &mut ReplicaDump) -> Commit {
 
 #[test]
 fn a_commit_takes_the_senders_numbers_and_no_other_content() {
-    let node = Node::new();
+    let node = Node::new(None);
     let free = node.free_bytes();
     let mut dump = open(&node, "");
     let commit = fill(&mut dump);
@@ -68,8 +68,11 @@ fn a_commit_takes_the_senders_numbers_and_no_other_content() {
     assert_eq!(sealed.id, commit.checkpoint);
     assert_eq!(dump.commit(&commit).unwrap(), sealed);
     dump.commit(&other).unwrap_err();
-    assert_eq!(node.store.committed(&commit).unwrap().unwrap(), sealed);
-    node.store.committed(&other).unwrap_err();
+    assert_eq!(
+        node.store.local().committed(&commit).unwrap().unwrap(),
+        sealed
+    );
+    node.store.local().committed(&other).unwrap_err();
     drop(dump);
 
     // Another checkpoint cannot have the number.
@@ -81,13 +84,13 @@ fn a_commit_takes_the_senders_numbers_and_no_other_content() {
     second.commit(&again).unwrap_err();
     drop(second);
 
-    assert!(node.store.roll_back(&sealed.id, false).unwrap());
+    assert!(node.store.local().roll_back(&sealed.id, false).unwrap());
     assert_eq!(node.free_bytes(), free);
 }
 
 #[test]
 fn a_node_that_has_an_option_recorded_that_runs_code_is_refused() {
-    let node = Node::new();
+    let node = Node::new(None);
     let mut dump = open(&node, "");
     let commit = fill(&mut dump);
     let error = dump
@@ -101,13 +104,13 @@ fn a_node_that_has_an_option_recorded_that_runs_code_is_refused() {
         .unwrap_err();
     assert_eq!(error.code(), ErrorCode::Invalid);
     assert!(error.to_string().contains("--config=/tmp/c"), "{error}");
-    assert!(node.store.held().is_empty());
+    assert!(node.store.local().held().is_empty());
     dump.commit(&commit).unwrap();
 }
 
 #[test]
 fn a_dropped_replica_is_free_at_every_stage() {
-    let node = Node::new();
+    let node = Node::new(None);
     let free = node.free_bytes();
     let mut dump = open(&node, "");
     dump.space(SpaceId::process(1), 65_537).unwrap();
@@ -123,7 +126,7 @@ fn a_dropped_replica_is_free_at_every_stage() {
 
 #[test]
 fn what_makes_no_sense_is_refused() {
-    let node = Node::new();
+    let node = Node::new(None);
     let mut dump = open(&node, &"f".repeat(32));
     assert!(!dump.has_parent());
     dump.pages(5, 4, &page(1)).unwrap_err();
@@ -147,23 +150,23 @@ fn what_makes_no_sense_is_refused() {
 
 #[test]
 fn publishing_is_final_but_for_a_withdrawal() {
-    let node = Node::new();
+    let node = Node::new(None);
     let mut dump = open(&node, "");
     let commit = fill(&mut dump);
     let id = dump.commit(&commit).unwrap().id;
-    assert!(node.store.held()[0].provisional);
-    node.store.publish(&id).unwrap();
-    node.store.publish(&id).unwrap();
-    assert!(node.store.held()[0].published && !node.store.held()[0].provisional);
-    node.store.roll_back(&id, false).unwrap_err();
-    assert!(node.store.roll_back(&id, true).unwrap());
-    assert!(!node.store.roll_back(&id, true).unwrap());
-    node.store.publish(&id).unwrap_err();
+    assert!(node.store.local().held()[0].provisional);
+    node.store.local().publish(&id).unwrap();
+    node.store.local().publish(&id).unwrap();
+    assert!(node.store.local().held()[0].published && !node.store.local().held()[0].provisional);
+    node.store.local().roll_back(&id, false).unwrap_err();
+    assert!(node.store.local().roll_back(&id, true).unwrap());
+    assert!(!node.store.local().roll_back(&id, true).unwrap());
+    node.store.local().publish(&id).unwrap_err();
 }
 
 #[test]
 fn a_copy_is_left_over_only_when_its_origins_deadline_has_passed() {
-    let node = Node::new();
+    let node = Node::new(None);
     let mut dump = open(&node, "");
     let commit = Commit {
         // Of another node than this one, which gives a dump less time.
@@ -175,13 +178,13 @@ fn a_copy_is_left_over_only_when_its_origins_deadline_has_passed() {
     assert!(node.store.unpublished(own_time).is_empty());
     drop(dump);
 
-    let second = ReplicaRequest {
+    let second = CopyRequest {
         session: [0xcd; 16],
         job: "other".to_owned(),
         parent: String::new(),
         compared: std::collections::HashMap::new(),
     };
-    let mut dump = node.store.open_replica(second).unwrap();
+    let mut dump = node.store.local().open_copy(second).unwrap();
     let quick = Commit {
         checkpoint: format!("{:032x}", 78),
         job: "other".to_owned(),

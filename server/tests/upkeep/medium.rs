@@ -10,7 +10,7 @@ use permafrost_pmem::{Medium, OpenOptions, open_medium};
 use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_server::metrics::{self, Metrics};
 use permafrost_server::offline;
-use permafrost_store::{ReplicaRequest, SessionRequest, StoreError};
+use permafrost_store::{CopyRequest, SessionRequest, StoreError};
 
 use super::metrics::fetch;
 use super::site::Site;
@@ -23,7 +23,6 @@ fn request(job: &str) -> SessionRequest {
         origin: None,
         no_parent: false,
         parent_images: false,
-        durability: None,
         from_here: true,
         taken_by: "node".to_owned(),
     }
@@ -35,7 +34,7 @@ fn a_medium_that_fails_is_said_and_what_is_stored_is_read() {
     let shared = Arc::clone(&medium) as Arc<dyn Medium>;
     let site = Site::over(tempfile::tempdir().unwrap(), shared);
     site.dump("job", 0..20);
-    site.store.check_writable().unwrap();
+    site.store.local().check_writable().unwrap();
 
     let (_, mut sink) = site.begin("other", 0..20);
     medium.fail_now();
@@ -45,13 +44,13 @@ fn a_medium_that_fails_is_said_and_what_is_stored_is_read() {
         "{refused:?}"
     );
 
-    let failed = site.store.check_writable().unwrap_err();
+    let failed = site.store.local().check_writable().unwrap_err();
     assert!(matches!(failed, StoreError::ReadOnly { .. }), "{failed}");
     assert_eq!(failed.code(), ErrorCode::Unavailable);
-    let status = site.store.region_status();
+    let status = site.store.local().region_status();
     assert!(status.failure.contains("Input/output error"), "{status:?}");
     // Neither dumps nor copies of others' are begun.
-    let replica = ReplicaRequest {
+    let replica = CopyRequest {
         session: [7; 16],
         job: "third".to_owned(),
         parent: String::new(),
@@ -59,7 +58,7 @@ fn a_medium_that_fails_is_said_and_what_is_stored_is_read() {
     };
     for refused in [
         site.store.open_session(request("third")).map(drop),
-        site.store.open_replica(replica).map(drop),
+        site.store.local().open_copy(replica).map(drop),
     ] {
         assert!(
             matches!(refused, Err(StoreError::ReadOnly { .. })),
@@ -69,11 +68,11 @@ fn a_medium_that_fails_is_said_and_what_is_stored_is_read() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let served = Arc::clone(&site.store);
     let ready = move || {
-        let writable = served.check_writable().map(|()| Vec::new());
+        let writable = served.local().check_writable().map(|()| Vec::new());
         writable.map_err(|error| error.to_string())
     };
     let any = "127.0.0.1:0".parse().unwrap();
-    let serving = metrics::serve(any, Metrics::new(&site.store), ready);
+    let serving = metrics::serve(any, Metrics::new(site.store.local()), ready);
     let server = runtime.block_on(serving).unwrap();
     let (status, body) = fetch(server.address(), "/readyz");
     assert!(
@@ -93,7 +92,7 @@ fn a_medium_that_fails_is_said_and_what_is_stored_is_read() {
 /// Returns a site with the same region, whose checkpoints are read again at the start.
 fn reopened(site: Site) -> Site {
     let path = site.region();
-    site.store.close().unwrap();
+    site.store.local().close().unwrap();
     let (store, dir) = (site.store, site.dir);
     drop(store);
     std::fs::remove_dir_all(dir.path().join("catalog")).unwrap();
@@ -120,7 +119,7 @@ fn a_checkpoint_without_a_root_is_listed_as_damaged_and_removed_like_any_other()
     // As the daemon does it: with its catalog.
     let path = site.region();
     lose_root(&site, &lost.id);
-    site.store.close().unwrap();
+    site.store.local().close().unwrap();
     let Site { store, dir, .. } = site;
     drop(store);
     let options = OpenOptions {
@@ -131,16 +130,16 @@ fn a_checkpoint_without_a_root_is_listed_as_damaged_and_removed_like_any_other()
 
     let listed = site.listed("lost@1");
     assert!(listed.damaged.contains("root page"), "{listed:?}");
-    assert_eq!(site.store.region_status().unreadable, 1);
-    assert_eq!(site.store.set_asides().len(), 1);
+    assert_eq!(site.store.local().region_status().unreadable, 1);
+    assert_eq!(site.store.local().set_asides().len(), 1);
     let refused = site.store.check_restorable("lost@1").unwrap_err();
     assert_eq!(refused.code(), ErrorCode::Corrupt, "{refused}");
     assert!(site.store.check_restorable("kept@1").is_ok());
     // Its job goes on, under the next number.
     assert_eq!(site.dump("lost", 50..60).generation, 2);
     assert_eq!(site.store.remove("lost@1", false, false).unwrap(), 1);
-    assert!(site.store.set_asides().is_empty());
-    assert_eq!(site.store.region_status().unreadable, 0);
+    assert!(site.store.local().set_asides().is_empty());
+    assert_eq!(site.store.local().region_status().unreadable, 0);
     let site = reopened(site);
     assert_eq!(site.store.list(None).unwrap().len(), 2);
 }
@@ -156,7 +155,7 @@ fn a_region_is_looked_at_and_saved_without_a_daemon() {
 
     // It is in use.
     assert!(offline::check(&path, &mut Vec::new()).is_err());
-    site.store.close().unwrap();
+    site.store.local().close().unwrap();
     let Site { store, dir, .. } = site;
     drop(store);
     let mut out = Vec::new();
@@ -217,7 +216,7 @@ fn a_checkpoint_whose_record_is_lost_is_salvaged_apart() {
     let lost = site.dump("lost", 20..40);
     site.dump("last", 40..60);
     let path = site.region();
-    site.store.close().unwrap();
+    site.store.local().close().unwrap();
     let Site { store, dir, .. } = site;
     drop(store);
     // In a copy of the record the id is at byte 16, behind the kind of a seal at byte 4.

@@ -22,7 +22,7 @@ use permafrost_scheduling::quantity::Seconds;
 use permafrost_server::metrics::{
     self, CertificateNumbers, ClusterNumbers, Metrics, ReplicationNumbers,
 };
-use permafrost_store::ReplicaRequest;
+use permafrost_store::CopyRequest;
 use permafrost_store::quotas::Quotas;
 
 use super::site::{LIMIT, Site};
@@ -134,14 +134,14 @@ impl Scene {
             period: None,
             ..ScrubOptions::default()
         };
-        let scrubber = Scrubber::new(&site.store, options);
+        let scrubber = site.scrubber(options);
         let progress = Arc::new(RepairProgress::default());
         progress.copies_made.store(5, Ordering::Relaxed);
         progress.stranded.store(6, Ordering::Relaxed);
         progress.damaged.store(9, Ordering::Relaxed);
         let queues = Queues::new(QueuesOptions::default());
         drop(queues.run(Direction::Write, 1));
-        let metrics = Metrics::new(&site.store)
+        let metrics = Metrics::new(site.store.local())
             .costs(&costs)
             .scrub(&scrubber)
             .queues(&queues)
@@ -347,13 +347,13 @@ fn dumps_copies_and_restores_move_them() {
     is(&now, "checkpoints{kind=\"parked\"}", 1.0);
 
     // A copy for another node, given up.
-    let request = ReplicaRequest {
+    let request = CopyRequest {
         session: [9; 16],
         job: "theirs".to_owned(),
         parent: String::new(),
         compared: std::collections::HashMap::new(),
     };
-    let mut copy = site.store.open_replica(request).unwrap();
+    let mut copy = site.store.local().open_copy(request).unwrap();
     copy.space(super::site::space(), 1).unwrap();
     copy.pages(0, 0, &[3; 4096]).unwrap();
     drop(copy);
@@ -366,13 +366,19 @@ fn dumps_copies_and_restores_move_them() {
     let out = tempfile::tempdir().unwrap();
     let directory = OwnedFd::from(File::open(out.path()).unwrap());
     let exported = site.store.export("job", false, directory, &mut |_, _| {});
-    let bytes = site.store.counters().restored(exported).unwrap().bytes;
+    let bytes = site
+        .store
+        .local()
+        .counters()
+        .restored(exported)
+        .unwrap()
+        .bytes;
     let failed = site.store.check_restorable("job").and_then(|()| {
         let directory = OwnedFd::from(File::open(out.path()).unwrap());
         site.store
             .export("nothing", false, directory, &mut |_, _| {})
     });
-    assert!(site.store.counters().restored(failed).is_err());
+    assert!(site.store.local().counters().restored(failed).is_err());
     let now = moved();
     is(&now, "restores_total", 1.0);
     is(&now, "restores_failed_total", 1.0);
@@ -389,7 +395,7 @@ fn the_scrub_moves_its_own() {
     let told = scene.scrape();
     assert!(told["permafrost_scrub_oldest_seconds"] >= 1.0);
     assert_eq!(told["permafrost_scrub_pages_total"], 0.0);
-    scene.site.store.scrub_now("", &mut |_, _| {}).unwrap();
+    scene.site.scrub().scrub("", &mut |_, _| {}).unwrap();
     let told = scene.scrape();
     assert!(told["permafrost_scrub_pages_total"] > 40.0);
     assert!(told["permafrost_scrub_read_bytes_total"] > 40.0 * 4096.0);

@@ -50,7 +50,6 @@ fn a_dump_that_would_record_such_an_option_is_refused_while_its_task_runs() {
         origin: asking_for("--config=/tmp/c"),
         no_parent: false,
         parent_images: false,
-        durability: None,
         from_here: true,
         taken_by: "agent c7".to_owned(),
     };
@@ -87,12 +86,11 @@ fn an_adoption_keeps_allowed_options_and_the_client_that_brought_the_pages() {
             origin: None,
             no_parent: true,
             parent_images: false,
-            durability: None,
             from_here: true,
             taken_by: "node".to_owned(),
         };
         let session = site.store.open_session(request).unwrap();
-        let mut sink = session.start(&site.store, Box::new(|| {})).unwrap();
+        let mut sink = session.start(site.store.local(), Box::new(|| {})).unwrap();
         if let Some(client) = brought {
             session.brought_by(client.to_owned());
         }

@@ -28,7 +28,7 @@ fn prober(
     links: Option<Arc<dyn Links>>,
     period: Duration,
 ) -> Arc<Prober> {
-    Prober::new(&site.store, costs, links, period)
+    Prober::new(site.store.local(), costs, links, period)
 }
 
 fn knows(costs: &Costs) -> (bool, bool) {
@@ -46,7 +46,7 @@ fn all_turns(prober: &Prober) -> usize {
 #[test]
 fn an_idle_node_measures_what_nothing_else_does_and_leaves_nothing() {
     let (site, costs) = site(64 << 20);
-    let free = || site.store.region().usage().free_bytes;
+    let free = || site.store.local().region().usage().free_bytes;
     let prober_of_all = prober(&site, &costs, None, Duration::ZERO);
     let before = free();
     assert!(all_turns(&prober_of_all) > 0);

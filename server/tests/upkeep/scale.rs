@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use permafrost_cluster::scrub::{ScrubOptions, Scrubber};
+use permafrost_cluster::scrub::ScrubOptions;
 use permafrost_criu::frontend::PageSink as _;
-use permafrost_store::ScrubService as _;
 
 use super::site::{PID, Site};
 
@@ -50,7 +49,7 @@ fn measure(count: u64) -> Measured {
         share_percent: 100,
         memory: Some(site.memory()),
     };
-    let scrubber = Scrubber::new(&site.store, options);
+    let scrubber = site.scrubber(options);
     let began = Instant::now();
     assert!(scrubber.status().oldest_s > 3600);
     let listing = began.elapsed();
@@ -63,7 +62,7 @@ fn measure(count: u64) -> Measured {
             while !done.load(Ordering::Relaxed) {
                 let began = Instant::now();
                 // Takes the lock, and asks about nothing.
-                scrubber.verified(&[], Duration::ZERO);
+                scrubber.verified(&Default::default()).unwrap();
                 longest = longest.max(began.elapsed());
                 std::thread::sleep(Duration::from_millis(1));
             }

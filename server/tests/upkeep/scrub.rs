@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use permafrost_cluster::scrub::{Mend, ScrubOptions, Scrubber};
+use permafrost_cluster::scrub::{Mend, ScrubOptions};
 use permafrost_criu::frontend::PageSink;
 use permafrost_protocol::control::{Checkpoint, ErrorCode, ReportedError, Scrubbed};
 use permafrost_protocol::wire::message::request;
@@ -30,19 +30,19 @@ fn every(period: Duration) -> ScrubOptions {
 }
 
 fn scrub(site: &Site, reference: &str) -> Scrubbed {
-    site.store.scrub_now(reference, &mut |_, _| {}).unwrap()
+    site.scrub().scrub(reference, &mut |_, _| {}).unwrap()
 }
 
 #[test]
 fn damage_is_named_and_set_aside_until_it_is_gone() {
     let site = Site::new();
-    let _scrubber = Scrubber::new(&site.store, on_request());
+    let _scrubber = site.scrubber(on_request());
     site.dump("job", 0..40);
     site.dump("other", 100..140);
     let mut told = (0, 0);
     let whole = site
-        .store
-        .scrub_now("", &mut |done, total| told = (done, total));
+        .scrub()
+        .scrub("", &mut |done, total| told = (done, total));
     let whole = whole.unwrap();
     assert_eq!((whole.checkpoints, whole.damaged.len()), (2, 0));
     // And their images: some pages each.
@@ -69,7 +69,7 @@ fn damage_is_named_and_set_aside_until_it_is_gone() {
     assert!(site.listed("other@1").damaged.is_empty());
     let shown = site.store.show("job@1").unwrap().checkpoint.unwrap();
     assert!(shown.damaged.starts_with(&place));
-    let status = site.store.scrub_status().unwrap();
+    let status = site.scrub().status();
     assert_eq!(
         (status.quarantined, status.damaged, status.mended),
         (1, 1, 0)
@@ -91,7 +91,7 @@ fn damage_is_named_and_set_aside_until_it_is_gone() {
 
     // Looked at again, it counts once.
     assert_eq!(scrub(&site, "job@1").damaged.len(), 1);
-    assert_eq!(site.store.scrub_status().unwrap().damaged, 1);
+    assert_eq!(site.scrub().status().damaged, 1);
     // A cell that reads well again.
     site.flip_page(23);
     assert!(scrub(&site, "job@1").damaged.is_empty());
@@ -103,7 +103,7 @@ fn damage_is_named_and_set_aside_until_it_is_gone() {
 fn every_kind_of_page_is_read() {
     for kind in ["image", "manifest", "map"] {
         let site = Site::new();
-        let _scrubber = Scrubber::new(&site.store, on_request());
+        let _scrubber = site.scrubber(on_request());
         site.dump("a-job-to-be-found", 0..300);
         match kind {
             "image" => site.flip(CORE_IMAGE),
@@ -126,7 +126,7 @@ fn every_kind_of_page_is_read() {
 #[test]
 fn both_copies_of_a_root_are_looked_at() {
     let site = Site::new();
-    let _scrubber = Scrubber::new(&site.store, on_request());
+    let _scrubber = site.scrubber(on_request());
     let id = site.dump("job", 0..10).id;
     let root = site.root(&id);
     site.flip_at(root + 8);
@@ -144,7 +144,7 @@ fn both_copies_of_a_root_are_looked_at() {
 #[test]
 fn a_shared_page_is_read_once_and_its_damage_found_in_all() {
     let site = Site::new();
-    let scrubber = Scrubber::new(&site.store, on_request());
+    let scrubber = site.scrubber(on_request());
     for generation in 1..=4 {
         site.dump("job", 0..200 + generation);
     }
@@ -157,7 +157,7 @@ fn a_shared_page_is_read_once_and_its_damage_found_in_all() {
     assert_eq!(scrub(&site, "job@2").damaged.len(), 1);
     // Found in one, and looked for in the others without being asked.
     let scrubbing = scrubber.start().unwrap();
-    let quarantined = || site.store.scrub_status().unwrap().quarantined;
+    let quarantined = || site.scrub().status().quarantined;
     wait_until("the others are found", || quarantined() == 4);
     assert_eq!(scrub(&site, "").damaged.len(), 4);
     drop(scrubbing);
@@ -207,12 +207,12 @@ impl Mend for Pages {
 fn a_page_is_healed_in_place_for_all_that_share_it() {
     const GENERATIONS: u64 = 50;
     let site = Site::clustered();
-    let scrubber = Scrubber::new(&site.store, on_request());
-    assert!(scrubber.mend_with(Arc::new(Pages(Arc::downgrade(&site.store)))));
+    let pages = Arc::new(Pages(Arc::downgrade(site.store.local())));
+    let scrubber = site.scrubber_with(on_request(), Some(pages));
     for generation in 0..GENERATIONS {
         site.dump("job", 0..40 + generation);
     }
-    let free = site.store.region().usage().free_bytes;
+    let free = site.store.local().region().usage().free_bytes;
     for damaged in [3, 4, 23] {
         site.flip_page(damaged);
     }
@@ -227,14 +227,14 @@ fn a_page_is_healed_in_place_for_all_that_share_it() {
     let all = scrub(&site, "");
     assert_eq!((all.checkpoints, all.damaged.len()), (GENERATIONS, 0));
     assert_eq!(scrubber.counters().pages_healed.value(), 3);
-    assert_eq!(site.store.region().usage().free_bytes, free);
+    assert_eq!(site.store.local().region().usage().free_bytes, free);
     assert!(site.listed("job@2").damaged.is_empty());
 }
 
 #[test]
 fn damage_is_marked_for_the_cluster_while_it_lasts() {
     let site = Site::clustered();
-    let _scrubber = Scrubber::new(&site.store, on_request());
+    let _scrubber = site.scrubber(on_request());
     site.dump("job", 0..40);
     site.flip_page(23);
     assert_eq!(scrub(&site, "job@1").damaged.len(), 1);
@@ -247,14 +247,14 @@ fn damage_is_marked_for_the_cluster_while_it_lasts() {
 #[test]
 fn a_copy_is_relied_on_when_it_was_read_lately() {
     let site = Site::clustered();
-    let scrubber = Scrubber::new(&site.store, on_request());
+    let scrubber = site.scrubber(on_request());
     let ids = ["one", "two"].map(|job| site.dump(job, 0..40).id);
     let ask = || {
         let asked = request::Verify {
             checkpoints: ids.iter().cloned().chain(["0".repeat(32)]).collect(),
             within_s: 3600,
         };
-        let mut answer = site.store.verified(&asked).unwrap();
+        let mut answer = site.scrub().verified(&asked).unwrap();
         answer.whole.sort_unstable();
         assert_eq!(answer.missing.len(), 1);
         answer
@@ -278,7 +278,7 @@ fn a_copy_is_relied_on_when_it_was_read_lately() {
         checkpoints: vec!["0".repeat(32); request::MAX_VERIFY + 1],
         within_s: 0,
     };
-    site.store.verified(&many).unwrap_err();
+    site.scrub().verified(&many).unwrap_err();
 }
 
 /// A pass reads what many checkpoints share once, and lists the checkpoints now and then, not once for each.
@@ -289,7 +289,7 @@ fn a_pass_over_many_generations_is_linear() {
     for generation in 0..GENERATIONS {
         site.dump("job", 0..100 + generation % 2);
     }
-    let scrubber = Scrubber::new(&site.store, every(Duration::from_secs(86_400)));
+    let scrubber = site.scrubber(every(Duration::from_secs(86_400)));
     let memory = serde_json::json!({"v": 1, "verified_unix_ms": {}});
     std::fs::write(site.memory(), memory.to_string()).unwrap();
     let ids: Vec<_> = site.store.list(Some(&"job".parse().unwrap())).unwrap();
@@ -299,7 +299,7 @@ fn a_pass_over_many_generations_is_linear() {
     };
     let _scrubbing = scrubber.start().unwrap();
     wait_until("all are read", || {
-        site.store.verified(&asked).unwrap().whole.len() == asked.checkpoints.len()
+        site.scrub().verified(&asked).unwrap().whole.len() == asked.checkpoints.len()
     });
     let counters = scrubber.counters();
     // The pages that they share, and of each its manifest's and images'.
@@ -338,13 +338,13 @@ impl Mend for Fake {
 fn another_nodes_copy_mends_it() {
     for way in [Way::Repairs, Way::Lies, Way::Refuses] {
         let site = Site::clustered();
-        let scrubber = Scrubber::new(&site.store, on_request());
         let fake = Arc::new(Fake {
             region: site.region(),
             way,
             asked: AtomicUsize::new(0),
         });
-        assert!(scrubber.mend_with(Arc::clone(&fake) as Arc<dyn Mend>));
+        let mend = Arc::clone(&fake) as Arc<dyn Mend>;
+        let scrubber = site.scrubber_with(on_request(), Some(mend));
         site.dump("job", 0..40);
         assert!(scrub(&site, "").damaged.is_empty());
         assert_eq!(fake.asked.load(Ordering::Relaxed), 0);
@@ -376,7 +376,7 @@ fn the_background_finds_damage_by_itself() {
     let site = Site::new();
     site.dump("job", 0..40);
     site.dump("job", 0..41);
-    let scrubber = Scrubber::new(&site.store, every(Duration::from_millis(200)));
+    let scrubber = site.scrubber(every(Duration::from_millis(200)));
     let _scrubbing = scrubber.start().unwrap();
     wait_until("two rounds", || {
         scrubber.counters().checkpoints.value() >= 4
@@ -390,7 +390,7 @@ fn the_background_finds_damage_by_itself() {
 #[test]
 fn suspects_are_read_without_a_period_and_nothing_else_is() {
     let site = Site::new();
-    let scrubber = Scrubber::new(&site.store, on_request());
+    let scrubber = site.scrubber(on_request());
     let _scrubbing = scrubber.start().unwrap();
     let checkpoint = site.dump("job", 0..40);
     site.dump("other", 100..140);
@@ -409,7 +409,7 @@ fn a_dump_pauses_it() {
     let site = Site::new();
     site.dump("job", 0..40);
     let (session, mut sink) = site.begin("frozen", 100..120);
-    let scrubber = Scrubber::new(&site.store, every(Duration::from_millis(1)));
+    let scrubber = site.scrubber(every(Duration::from_millis(1)));
     let _scrubbing = scrubber.start().unwrap();
     wait_until("the pause", || scrubber.is_paused());
     std::thread::sleep(Duration::from_millis(300));
@@ -441,7 +441,7 @@ fn it_goes_on_behind_where_it_was() {
             memory: Some(site.memory()),
             ..ScrubOptions::default()
         };
-        let scrubber = Scrubber::new(&site.store, options);
+        let scrubber = site.scrubber(options);
         let scrubbing = scrubber.start().unwrap();
         wait_until("the first one", || {
             scrubber.counters().checkpoints.value() == 1

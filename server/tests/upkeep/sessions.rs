@@ -40,8 +40,8 @@ fn a_registry_that_hangs_holds_up_nobody_who_looks_at_sessions() {
             enters.recv_timeout(LIMIT).unwrap();
             let (answer, answers) = mpsc::channel();
             scope.spawn(move || {
-                let states = store.session_states();
-                let receiving = store.is_receiving();
+                let states = store.local().session_states();
+                let receiving = store.local().is_receiving();
                 let _ = answer.send((states.len(), receiving));
             });
             let answered = answers.recv_timeout(Duration::from_secs(20));

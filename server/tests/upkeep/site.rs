@@ -9,14 +9,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use permafrost_cluster::scrub::{Mend, ScrubOptions, ScrubQueue, Scrubber};
+use permafrost_clustered::{
+    ClusterServices, ClusteredStore, Durability, JobLock, Registered, Registry,
+};
 use permafrost_criu::frontend::PageSink;
 use permafrost_pmem::{FormatOptions, Medium, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
 use permafrost_store::catalog::SledCatalog;
 use permafrost_store::{
-    ClusterServices, Durability, JobLock, RegionLocation, Registered, Registry, SessionRequest,
-    SessionSink, Store, StoreError, StoreParts,
+    RegionLocation, SessionRequest, SessionSink, Store, StoreError, StoreParts,
 };
 
 pub(crate) const PID: u32 = 7;
@@ -26,7 +29,9 @@ pub(crate) const BASE: u64 = 0x7f00_0000_0000;
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Site {
-    pub(crate) store: Arc<Store>,
+    pub(crate) store: Arc<ClusteredStore>,
+    queue: Arc<ScrubQueue>,
+    scrubber: Mutex<Option<Arc<Scrubber>>>,
     pub(crate) dir: tempfile::TempDir,
     /// Registry that only [`Site::clustered`] joins.
     registry: Arc<Twofold>,
@@ -44,6 +49,15 @@ impl Site {
 
     /// Makes a site with a region of this size, whose store has parts that `change` sets.
     pub(crate) fn with(region_bytes: u64, change: impl FnOnce(&mut StoreParts)) -> Self {
+        Self::made(region_bytes, change, Arc::default(), None)
+    }
+
+    fn made(
+        region_bytes: u64,
+        change: impl FnOnce(&mut StoreParts),
+        registry: Arc<Twofold>,
+        services: Option<ClusterServices>,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let options = OpenOptions {
             require_dax: false,
@@ -51,7 +65,7 @@ impl Site {
         };
         let medium = open_medium(&dir.path().join("region"), region_bytes, &options).unwrap();
         format(&medium);
-        Self::of_parts(dir, medium, change)
+        Self::of_parts(dir, medium, change, registry, services)
     }
 
     /// Makes a site over a medium that is to be formatted.
@@ -62,13 +76,15 @@ impl Site {
 
     /// Makes a site over a medium with a region.
     pub(crate) fn on(dir: tempfile::TempDir, medium: Arc<dyn Medium>) -> Self {
-        Self::of_parts(dir, medium, |_| {})
+        Self::of_parts(dir, medium, |_| {}, Arc::default(), None)
     }
 
     fn of_parts(
         dir: tempfile::TempDir,
         medium: Arc<dyn Medium>,
         change: impl FnOnce(&mut StoreParts),
+        registry: Arc<Twofold>,
+        services: Option<ClusterServices>,
     ) -> Self {
         let guarantee = medium.guarantee().clone();
         let region = Region::open(medium).unwrap().0;
@@ -79,10 +95,12 @@ impl Site {
         };
         let mut parts = StoreParts::new(region, place, Box::new(catalog));
         change(&mut parts);
-        let store = Store::new(parts).unwrap();
-        let registry = Arc::default();
+        let queue = Arc::<ScrubQueue>::default();
+        let suspects = Arc::<ScrubQueue>::clone(&queue);
         Self {
-            store,
+            store: ClusteredStore::new(Store::new(parts).unwrap(), services, suspects),
+            queue,
+            scrubber: Mutex::default(),
             dir,
             registry,
         }
@@ -96,17 +114,36 @@ impl Site {
     /// Makes the site of [`Self::clustered`]. `unlocking` is called when a job's lock is released.
     pub(crate) fn clustered_with(unlocking: Option<Unlocking>) -> Self {
         let registry = Arc::new(Twofold(Mutex::default(), unlocking));
-        let mut site = Self::new();
-        site.registry = Arc::clone(&registry);
-        assert!(site.store.join(ClusterServices {
+        let services = ClusterServices {
             node: "self".to_owned(),
+            registry: Arc::<Twofold>::clone(&registry),
             replicate: None,
-            registry: Some(registry),
+            remote: None,
             durability: Durability::Local,
             deadline: LIMIT,
             wanted_copies: 2,
-        }));
-        site
+        };
+        Self::made(16 << 20, |_| {}, registry, Some(services))
+    }
+
+    /// Makes the scrub of this site, which [`Self::scrub`] returns from now on.
+    pub(crate) fn scrubber(&self, options: ScrubOptions) -> Arc<Scrubber> {
+        self.scrubber_with(options, None)
+    }
+
+    /// Makes the scrub of [`Self::scrubber`], which heals with `mend`.
+    pub(crate) fn scrubber_with(
+        &self,
+        options: ScrubOptions,
+        mend: Option<Arc<dyn Mend>>,
+    ) -> Arc<Scrubber> {
+        let scrubber = Scrubber::new(&self.store, Arc::clone(&self.queue), mend, options);
+        *self.scrubber.lock() = Some(Arc::clone(&scrubber));
+        scrubber
+    }
+
+    pub(crate) fn scrub(&self) -> Arc<Scrubber> {
+        self.scrubber.lock().clone().unwrap()
     }
 
     pub(crate) fn region(&self) -> PathBuf {
@@ -180,12 +217,11 @@ impl Site {
             origin: None,
             no_parent: false,
             parent_images: false,
-            durability: None,
             from_here: true,
             taken_by: "node".to_owned(),
         };
         let session = self.store.open_session(request).unwrap();
-        let mut sink = session.start(&self.store, Box::new(|| {})).unwrap();
+        let mut sink = session.start(self.store.local(), Box::new(|| {})).unwrap();
         sink.open(space()).unwrap();
         for salt in salts {
             sink.pages(address(salt), PE_PRESENT, &page(salt)).unwrap();

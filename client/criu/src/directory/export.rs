@@ -7,12 +7,12 @@ use std::os::unix::fs::FileExt;
 
 use permafrost_protocol::control;
 use permafrost_protocol::images::{pagemap_name, pages_name};
-use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::pageserver::SpaceId;
 
 use super::{DirectoryError, ImagesDir};
 use crate::ProgressReceiver;
 use crate::frontend::ServeImageError;
+use crate::source::{CheckpointSource, PagesOut};
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -37,46 +37,6 @@ pub enum PageRun<'a> {
         /// Number of pages.
         pages: u64,
     },
-}
-
-/// Source of an images directory: a checkpoint, whose parts are named by their places in the manifest.
-pub trait Exportable {
-    /// Type of the error when a part cannot be read.
-    type Error: From<DirectoryError>;
-
-    /// Returns the checkpoint's record, as listings show it.
-    fn record(&self) -> &control::Checkpoint;
-
-    /// Returns the checkpoint's manifest.
-    fn manifest(&self) -> &Manifest;
-
-    /// Passes a small image on, piece by piece, after all of it was verified.
-    ///
-    /// # Errors
-    /// See [`ServeImageError`].
-    fn small(
-        &self,
-        place: usize,
-        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-    ) -> Result<(), ServeImageError<Self::Error>>;
-
-    /// Returns the pagemap image of an address space.
-    ///
-    /// # Errors
-    /// The pagemap cannot be read.
-    fn pagemap(&self, place: usize) -> Result<Vec<u8>, Self::Error>;
-
-    /// Writes the pages of an address space, each of them verified. `progress` receives the number of bytes
-    /// done.
-    ///
-    /// # Errors
-    /// See [`ServeImageError`].
-    fn pages(
-        &self,
-        place: usize,
-        file: &mut PagesFile,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<(), ServeImageError<Self::Error>>;
 }
 
 /// A pages file under construction.
@@ -109,7 +69,7 @@ impl PagesFile {
 ///
 /// # Errors
 /// A part cannot be read; a file exists already or cannot be written.
-pub fn export<S: Exportable>(
+pub fn export<S: CheckpointSource<Error: From<DirectoryError>>>(
     source: &S,
     small_images_only: bool,
     directory: OwnedFd,
@@ -149,7 +109,7 @@ struct Export<'a, S> {
     created: Vec<String>,
 }
 
-impl<S: Exportable> Export<'_, S> {
+impl<S: CheckpointSource<Error: From<DirectoryError>>> Export<'_, S> {
     fn all(
         &mut self,
         small_images_only: bool,
@@ -220,9 +180,9 @@ impl<S: Exportable> Export<'_, S> {
             at: 0,
         };
         let (done_bytes, total_bytes) = (self.done_bytes, self.total_bytes);
-        let written = self.source.pages(place, &mut pages, &mut |bytes| {
-            progress(done_bytes + bytes, total_bytes);
-        });
+        let mut done = |bytes| progress(done_bytes + bytes, total_bytes);
+        let mut out = PagesOut::File(&mut pages, &mut done);
+        let written = self.source.pages(place, &mut out);
         written.map_err(|error| told(error, &name))?;
         // Zero pages at the end are a hole, too.
         let sized = pages.file.set_len(pages.at);

@@ -11,6 +11,4 @@ mod streamer;
 pub use pageserver::{Bounded, ConversationEnd, ServeError, serve};
 pub use pipe::Pipe;
 pub use sink::{PageSink, SinkError};
-pub use streamer::{
-    ImageSource, RequestedImage, ServeImageError, StreamError, Streamed, accept, stream,
-};
+pub use streamer::{ServeImageError, StreamError, Streamed, accept, stream};

@@ -19,10 +19,11 @@ use permafrost_transport::framing::{self, FramingError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::pipe::Pipe;
+use crate::source::{CheckpointSource, PagesOut};
 
 /// An image that CRIU requests, as a place in a checkpoint's manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RequestedImage {
+enum RequestedImage {
     /// A small image.
     Small(usize),
     /// The pagemap of an address space.
@@ -33,8 +34,7 @@ pub enum RequestedImage {
 
 impl RequestedImage {
     /// Returns the image of that name, if the checkpoint has one.
-    #[must_use]
-    pub fn find(manifest: &Manifest, name: &str) -> Option<Self> {
+    fn find(manifest: &Manifest, name: &str) -> Option<Self> {
         // The images are sorted wherever the store wrote them; CRIU requests each of up to a hundred thousand
         // by its name.
         let images = &manifest.images;
@@ -55,27 +55,6 @@ impl RequestedImage {
             _ => None,
         }
     }
-}
-
-/// Source of the images for a restoring CRIU.
-pub trait ImageSource: Sync {
-    /// Type of an image.
-    type Image: Send;
-    /// Type of the error when an image cannot be given.
-    type Error: Send;
-
-    /// Returns the image of that name, if there is one.
-    fn find(&self, name: &str) -> Option<Self::Image>;
-
-    /// Writes an image, verified, to `pipe`. Returns the number of bytes written.
-    ///
-    /// # Errors
-    /// See [`ServeImageError`].
-    fn write(
-        &self,
-        image: &Self::Image,
-        pipe: &mut Pipe,
-    ) -> Result<u64, ServeImageError<Self::Error>>;
 }
 
 /// An image that could not be given.
@@ -166,7 +145,7 @@ pub fn accept<E>(
 ///
 /// # Errors
 /// The first failure; see [`StreamError`].
-pub fn stream<S: ImageSource>(
+pub fn stream<S: CheckpointSource<Error: Send> + Sync>(
     criu: &UnixStream,
     source: &S,
     served: &Arc<AtomicU64>,
@@ -177,7 +156,7 @@ pub fn stream<S: ImageSource>(
     let mut files = 0;
     let requests = std::thread::scope(|scope| {
         while let Some((request, _)) = framing::recv::<FileRequest>(criu)? {
-            let image = source.find(&request.filename);
+            let image = RequestedImage::find(source.manifest(), &request.filename);
             framing::send(
                 criu,
                 &FileReply {
@@ -191,7 +170,7 @@ pub fn stream<S: ImageSource>(
             progress(served.load(Ordering::Relaxed) - before);
             let (served, failure) = (Arc::clone(served), &failure);
             scope.spawn(move || {
-                if let Err(error) = give(source, &image, pipe, served) {
+                if let Err(error) = give(source, image, pipe, served) {
                     failure.lock().get_or_insert(error);
                 }
             });
@@ -207,15 +186,22 @@ pub fn stream<S: ImageSource>(
     })
 }
 
-fn give<S: ImageSource>(
+fn give<S: CheckpointSource>(
     source: &S,
-    image: &S::Image,
+    image: RequestedImage,
     pipe: OwnedFd,
     served: Arc<AtomicU64>,
 ) -> Result<(), StreamError<S::Error>> {
     let mut pipe = Pipe::new(pipe, served)?;
-    let written = source.write(image, &mut pipe);
-    match written.and_then(|_| Ok(pipe.flush()?)) {
+    let written = match image {
+        RequestedImage::Small(place) => source.small(place, &mut |bytes| pipe.write_all(bytes)),
+        RequestedImage::Pagemap(place) => match source.pagemap(place) {
+            Ok(pagemap) => pipe.write_all(&pagemap).map_err(ServeImageError::Out),
+            Err(error) => Err(ServeImageError::Source(error)),
+        },
+        RequestedImage::Pages(place) => source.pages(place, &mut PagesOut::Pipe(&mut pipe)),
+    };
+    match written.and_then(|()| Ok(pipe.flush()?)) {
         Ok(()) => Ok(()),
         Err(ServeImageError::Source(error)) => Err(StreamError::Source(error)),
         // CRIU reads no further than it needs: the head of an inventory, nothing of a file whose existence it

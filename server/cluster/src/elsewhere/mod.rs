@@ -1,20 +1,20 @@
 //! Reading a checkpoint that this node does not hold, or whose copy here is damaged.
 //!
 //! ```text
-//!  Store ── Elsewhere: order of the holders ──▶ RemoteCheckpoint ── Holders::fetch ──▶ a node's serve_fetch
+//!  ClusteredStore ── RemoteNodes: order of the holders ──▶ RemoteCheckpoint ── Holders::fetch ──▶ a node's serve_fetch
 //! ```
 //!
-//! The store sees the trait only. The daemon of a node in a cluster installs [`Peers`] once, before it listens:
+//! The store sees the trait only. The daemon of a node in a cluster makes its store with [`Peers`]:
 //!
 //! ```ignore
 //! // A network of its own: what a restoring tree leaves unread must not hold up dumps on the same connection.
 //! let network = Network::new(runtime, any, identity, region, addresses, permafrost_agent::remote::transport())?;
 //! let nodes = cluster.nodes();
 //! let peers = Peers::new(network, move || nodes.live(), &name, domain, deadline);
-//! store.look_elsewhere(Arc::new(peers));
+//! let services = ClusterServices { remote: Some(Arc::new(peers)), … };
 //! ```
 //!
-//! Damage that is found while reading is reported to the store's scrub (`Store::suspect`), which heals it.
+//! Damage that is found while reading is reported to the scrub (`ClusteredStore::suspect`), which heals it.
 
 mod measured;
 mod order;
@@ -23,9 +23,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_agent::remote::{self, Arriving, Holders};
+use permafrost_clustered::RemoteNodes;
 use permafrost_metering::costs::Costs;
 use permafrost_protocol::wire::message::request;
-use permafrost_store::Elsewhere;
 use permafrost_transport::peer::{Network, PeerError};
 
 use self::measured::Measured;
@@ -89,7 +89,7 @@ impl Holders for Peers {
     }
 }
 
-impl Elsewhere for Peers {
+impl RemoteNodes for Peers {
     fn in_order(&self, holders: &[String]) -> Vec<String> {
         nearest_first(&(self.view)(), &self.node, &self.domain, holders)
     }

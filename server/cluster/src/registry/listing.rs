@@ -1,7 +1,8 @@
 //! Reads the listing, consistently as of one revision.
 
 use etcd_client::GetOptions;
-use permafrost_store::{Registered, StoreError};
+use permafrost_clustered::Registered;
+use permafrost_store::StoreError;
 
 use super::{Inner, entry};
 use crate::data::DataMark;

@@ -1,7 +1,8 @@
 //! Operator's part of the registry: identity of its data, leader, and membership status of nodes.
 
 use etcd_client::{Compare, CompareOp, KeyValue, Txn, TxnOp};
-use permafrost_store::{Registered, StoreError};
+use permafrost_clustered::Registered;
+use permafrost_store::StoreError;
 
 use super::{EtcdRegistry, Inner, damaged};
 use crate::data::DataMark;

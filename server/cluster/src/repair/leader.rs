@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use permafrost_store::Registry;
+use permafrost_clustered::Registry;
 
 use super::planner::{Job, Planned, Planner};
 use super::progress::RepairProgress;

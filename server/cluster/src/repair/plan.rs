@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use permafrost_clustered::Registered;
 use permafrost_protocol::control::Checkpoint;
-use permafrost_store::Registered;
 
 /// Facts about a node that repair needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

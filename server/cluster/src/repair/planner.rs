@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
+use permafrost_clustered::Registered;
 use permafrost_protocol::control::Checkpoint;
-use permafrost_store::{ContentDigest, Registered};
+use permafrost_store::ContentDigest;
 
 use super::plan::{RepairAction, RepairNode, copies_that_count, plan, wanted_copies};
 use super::timing::Timing;

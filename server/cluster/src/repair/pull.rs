@@ -3,17 +3,18 @@
 mod intake;
 mod pages;
 
+use permafrost_store::MissingObject;
+use permafrost_store::ReadingError;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use permafrost_metering::costs::Costs;
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::message::{Commit, request};
-use permafrost_store::{
-    ContentDigest, MissingObject, ReadingError, ReplicaDump, ReplicaRequest, Store, StoreError,
-};
+use permafrost_store::{ContentDigest, CopyDump, CopyRequest, Store, StoreError};
 use permafrost_transport::peer::{FetchReader, Network};
 
 use self::intake::{Failure, Intake};
@@ -36,18 +37,27 @@ pub struct Puller {
     network: Network,
     node: String,
     throttle: Arc<Throttle>,
+    costs: Arc<Costs>,
     under_way: UnderWay,
 }
 
 impl Puller {
-    /// Creates a puller into `store`, over `network`; `node` is this node's name, which is never asked.
+    /// Creates a puller into `store`, over `network`; `node` is this node's name, which is never asked. Links are
+    /// measured in `costs`.
     #[must_use]
-    pub fn new(store: Arc<Store>, network: Network, node: &str, throttle: Arc<Throttle>) -> Self {
+    pub fn new(
+        store: Arc<Store>,
+        network: Network,
+        node: &str,
+        throttle: Arc<Throttle>,
+        costs: Arc<Costs>,
+    ) -> Self {
         Self {
             store,
             network,
             node: node.to_owned(),
             throttle,
+            costs,
             under_way: UnderWay::default(),
         }
     }
@@ -204,7 +214,7 @@ impl Puller {
         let mut dump = intake.finish(claimed)?;
         // In the background the rate was limited, so that it does not measure the link.
         if !request.background {
-            self.store.observer().copied(node, bytes, elapsed);
+            self.costs.copied(node, bytes, elapsed);
         }
         let sealed = if again {
             dump.commit_again(&commit)
@@ -217,7 +227,7 @@ impl Puller {
         sealed.map_err(Failure::Own)
     }
 
-    fn open(&self, manifest: &Manifest, parent: &str) -> Result<ReplicaDump, Failure> {
+    fn open(&self, manifest: &Manifest, parent: &str) -> Result<CopyDump, Failure> {
         let session = if manifest.session.is_empty() {
             [0; 16]
         } else {
@@ -225,14 +235,14 @@ impl Puller {
                 .map_err(|error| Failure::Source(format!("its session: {error}")))?
                 .into_bytes()
         };
-        let request = ReplicaRequest {
+        let request = CopyRequest {
             session,
             job: manifest.job.clone(),
             parent: parent.to_owned(),
             // The holder decides which pages are in the parent, and compares by pids alone.
             compared: HashMap::new(),
         };
-        self.store.open_replica(request).map_err(Failure::Own)
+        self.store.open_copy(request).map_err(Failure::Own)
     }
 }
 

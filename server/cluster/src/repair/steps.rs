@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use permafrost_clustered::Registry;
 use permafrost_protocol::control::{Checkpoint, ErrorCode};
 use permafrost_protocol::wire::message::{Verified, reply, request};
-use permafrost_store::{ContentDigest, Registry, StoreError};
+use permafrost_store::{ContentDigest, StoreError};
 use permafrost_transport::peer::{Network, PeerError};
 
 use super::planner::{Job, Task};

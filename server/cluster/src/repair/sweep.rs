@@ -8,8 +8,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use permafrost_clustered::{ClusteredStore, Registered, Registry};
 use permafrost_protocol::control::Checkpoint;
-use permafrost_store::{Registered, Registry, Store, StoreError};
+use permafrost_store::{Store, StoreError};
 
 use super::plan::wanted_copies;
 use super::thread::{Stop, Worker};
@@ -86,7 +87,7 @@ struct Found {
 
 /// Periodically compares a node's checkpoints with the listing.
 pub struct Sweep {
-    store: Arc<Store>,
+    store: Arc<ClusteredStore>,
     registry: Arc<dyn Registry>,
     node: String,
     standing: Arc<dyn Standing>,
@@ -100,7 +101,7 @@ impl Sweep {
     /// Creates the sweep of the node `node`, over its store and the registry that it joined with.
     #[must_use]
     pub fn new(
-        store: Arc<Store>,
+        store: Arc<ClusteredStore>,
         registry: Arc<dyn Registry>,
         node: &str,
         standing: Arc<dyn Standing>,
@@ -170,17 +171,23 @@ impl Sweep {
         Ok(forgotten.map(|entry| self.suspect(entry)).collect())
     }
 
+    fn local(&self) -> &Store {
+        self.store.local()
+    }
+
     /// Returns true if a checkpoint is listed as damaged here, and not known to be.
     fn is_forgotten(&self, entry: &Registered) -> bool {
         let id = &entry.checkpoint.id;
-        entry.is_damaged_on(&self.node) && self.store.damage(id).is_none() && self.store.holds(id)
+        entry.is_damaged_on(&self.node)
+            && self.local().damage(id).is_none()
+            && self.local().holds(id)
     }
 
     fn suspect(&self, entry: &Registered) -> String {
         let id = entry.checkpoint.id.clone();
         // In this order: the scrub ignores a checkpoint that is already in quarantine.
         self.store.suspect(&id);
-        self.store
+        self.local()
             .set_aside(&id, "it was found damaged before, and was not read since");
         id
     }
@@ -193,7 +200,7 @@ impl Sweep {
     pub fn once(&mut self) -> Result<Swept, StoreError> {
         // Before the list, see above.
         let provisional = self.store.unpublished(self.timing.settle);
-        let marks = self.store.marks();
+        let marks = self.local().marks();
         let listed = self.registry.list("")?;
         let mut swept = Swept::default();
         // A checkpoint sealed before etcd lost its data may have been listed in it.
@@ -229,7 +236,7 @@ impl Sweep {
                 found.missing.insert(id.clone());
             } else if self.is_forgotten(entry) {
                 found.forgotten.insert(id.clone());
-            } else if !entry.is_damaged_on(&self.node) && self.store.damage(id).is_some() {
+            } else if !entry.is_damaged_on(&self.node) && self.local().damage(id).is_some() {
                 damaged.push(entry);
             }
         }
@@ -256,7 +263,7 @@ impl Sweep {
                 };
                 if self.is_same(entry) && self.claim(entry)? {
                     swept.claimed.push(id);
-                } else if self.is_spare(entry) && self.store.roll_back(&id, true)? {
+                } else if self.is_spare(entry) && self.local().roll_back(&id, true)? {
                     tracing::info!(%id, "damaged, and listed on others: dropped here");
                     swept.dropped.push(id);
                 }
@@ -279,8 +286,8 @@ impl Sweep {
         unlisted.sort_unstable();
         for id in unlisted {
             // The removal is recorded, and never undone: no second sweep is needed before its space is freed.
-            if self.registry.is_withdrawn(&self.store.line_of(&id))? {
-                if self.store.roll_back(&id, true)? {
+            if self.registry.is_withdrawn(&self.local().line_of(&id))? {
+                if self.local().roll_back(&id, true)? {
                     tracing::info!(%id, "removed from the cluster's list: dropped here");
                     swept.dropped.push(id);
                 }
@@ -301,10 +308,10 @@ impl Sweep {
     /// Returns true if this node's copy has the content that is listed under its id.
     fn is_same(&self, entry: &Registered) -> bool {
         let id = &entry.checkpoint.id;
-        if self.store.damage(id).is_some() {
+        if self.local().damage(id).is_some() {
             return false;
         }
-        match self.store.open_fetch(id, "") {
+        match self.local().open_fetch(id, "") {
             Ok(held) if held.content_digest() == entry.content_digest => true,
             Ok(_) => {
                 tracing::error!(%id, "what is here is not what is listed under its id");
@@ -318,7 +325,7 @@ impl Sweep {
     /// Returns true if an unlisted copy is damaged, and there are enough others: the leader has taken it off the
     /// list, and the request to drop it was lost.
     fn is_spare(&self, entry: &Registered) -> bool {
-        self.store.damage(&entry.checkpoint.id).is_some()
+        self.local().damage(&entry.checkpoint.id).is_some()
             && entry.good().count() >= wanted_copies(entry)
     }
 
@@ -328,7 +335,7 @@ impl Sweep {
         if !self.set_holder(&entry.checkpoint, true)? {
             return Ok(false);
         }
-        if !self.store.holds(id) {
+        if !self.local().holds(id) {
             self.set_holder(&entry.checkpoint, false)?;
             return Ok(false);
         }
@@ -340,7 +347,7 @@ impl Sweep {
     /// checkpoint was.
     fn disclaim(&self, entry: &Registered) -> Result<bool, StoreError> {
         let id = &entry.checkpoint.id;
-        if self.store.holds(id) {
+        if self.local().holds(id) {
             return Ok(false);
         }
         if entry.nodes.len() < 2 {

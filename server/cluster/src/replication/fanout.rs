@@ -19,13 +19,12 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use permafrost_clustered::{CopiesRequest, CopyStreams, Durability, Replicate};
 use permafrost_metering::costs::Costs;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::frame::{Coding, Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::message::{Commit, request};
-use permafrost_store::{
-    ContentDigest, CopiesRequest, CopyStreams, Durability, Replicate, StoreError,
-};
+use permafrost_store::{ContentDigest, DumpTap, StoreError};
 use permafrost_transport::peer::{DumpSender, Network, PeerError};
 use tokio::runtime::Handle;
 
@@ -423,7 +422,7 @@ impl Shared {
     }
 }
 
-impl CopyStreams for Copying {
+impl DumpTap for Copying {
     fn any(&self) -> bool {
         !self.copies.is_empty()
     }
@@ -495,7 +494,9 @@ impl CopyStreams for Copying {
             });
         }
     }
+}
 
+impl CopyStreams for Copying {
     fn prepare(&mut self, own: ContentDigest) -> Result<(), StoreError> {
         self.all(DumpSender::prepare, |ready| ready.content_digest == own);
         self.check()

@@ -1,7 +1,7 @@
 //! Stores frames from another node in a copy of this node's store.
 
 use permafrost_protocol::wire::frame::Kind;
-use permafrost_store::{ReplicaDump, StoreError};
+use permafrost_store::{CopyDump, StoreError};
 use permafrost_transport::peer::ReceivedFrame;
 
 use crate::error::CopyingError;
@@ -10,7 +10,7 @@ use crate::error::CopyingError;
 ///
 /// # Errors
 /// Those of the store.
-pub fn apply(dump: &mut ReplicaDump, frame: &ReceivedFrame) -> Result<(), StoreError> {
+pub fn apply(dump: &mut CopyDump, frame: &ReceivedFrame) -> Result<(), StoreError> {
     let header = &frame.header;
     let (index, flags) = (header.index, header.flags);
     match header.kind {

@@ -1,5 +1,5 @@
 //! Copies of a dump on other nodes, while it streams: [`FanOut`] is the port
-//! [`Replicate`](permafrost_store::Replicate) of a node in a cluster.
+//! [`Replicate`](permafrost_clustered::Replicate) of a node in a cluster.
 
 mod fanout;
 mod incoming;

@@ -94,7 +94,7 @@ impl Scrubber {
         read: Option<&mut PagesRead>,
     ) -> Result<By, String> {
         let alone = || "no other node has a copy".to_owned();
-        let found = self.store.other_holders(held);
+        let found = self.clustered.other_holders(held);
         let (record, holders) = found
             .map_err(|error| format!("other holders are not known: {error}"))?
             .ok_or_else(alone)?;
@@ -103,7 +103,7 @@ impl Scrubber {
         }
         let mend = self
             .mend
-            .get()
+            .as_ref()
             .ok_or("this node fetches nothing from others")?;
         let _one = self.mending.lock();
         // A request and the background thread may have found the same damage.
@@ -160,11 +160,11 @@ impl Scrubber {
     /// Marks this node's copy in the registry as damaged, or as whole.
     fn list_damage(&self, held: &HeldCheckpoint, damaged: bool) {
         match &held.record {
-            Some(record) => self.store.list_damage(record, damaged),
+            Some(record) => self.clustered.list_damage(record, damaged),
             // No manifest or catalog record here names the checkpoint.
             None => {
-                if let Ok(Some((record, _))) = self.store.other_holders(held) {
-                    self.store.list_damage(&record, damaged);
+                if let Ok(Some((record, _))) = self.clustered.other_holders(held) {
+                    self.clustered.list_damage(&record, damaged);
                 }
             }
         }
@@ -183,7 +183,7 @@ impl Scrubber {
         for id in ids.iter().filter(|id| **id != held.id) {
             self.suspect_quietly(id);
         }
-        self.woken.notify_all();
+        self.queue.woken.notify_all();
     }
 
     /// Makes the job's damaged generations suspects: pages that were damaged in one generation may be whole in the
@@ -197,6 +197,6 @@ impl Scrubber {
                 self.state().schedule.suspect(id);
             }
         }
-        self.woken.notify_all();
+        self.queue.woken.notify_all();
     }
 }

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use permafrost_clustered::ClusteredStore;
 use permafrost_protocol::control;
 use permafrost_protocol::wire::message::request;
-use permafrost_store::{DamagedPage, Object, Store, StoreError};
+use permafrost_store::{DamagedPage, Object, StoreError};
 
 use crate::repair::Puller;
 
@@ -32,21 +33,22 @@ pub trait Mend: Send + Sync {
 
 /// Heals by pulling from other nodes.
 pub struct MendByPull {
-    store: Arc<Store>,
+    store: Arc<ClusteredStore>,
     puller: Arc<Puller>,
 }
 
 impl MendByPull {
     /// Creates the healer; `puller` must belong to `store`.
     #[must_use]
-    pub fn new(store: Arc<Store>, puller: Arc<Puller>) -> Self {
+    pub fn new(store: Arc<ClusteredStore>, puller: Arc<Puller>) -> Self {
         Self { store, puller }
     }
 
     /// Returns the id of the checkpoint's parent; empty if that is not here, or not listed.
     fn parent_of(&self, checkpoint: &control::Checkpoint) -> String {
         let generation = checkpoint.parent_generation;
-        let held = (generation > 0).then(|| self.store.id_here(&checkpoint.job, generation));
+        let held =
+            (generation > 0).then(|| self.store.local().id_here(&checkpoint.job, generation));
         held.flatten().unwrap_or_default()
     }
 }
@@ -74,6 +76,7 @@ impl Mend for MendByPull {
             let heal = |fetched: &[_]| {
                 let healed = self
                     .store
+                    .local()
                     .heal_pages(&checkpoint.id, &first.object, fetched);
                 healed.map_err(|error| error.to_string())
             };

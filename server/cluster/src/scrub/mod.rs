@@ -4,7 +4,7 @@
 //! ```text
 //!  Schedule: oldest first, in the share of the period that its bytes have ──▶ Store::check ──▶ whole: lifted
 //!     ▲ suspects: in front; then what other nodes are to rely on                 │ damaged: set aside and listed so, at once
-//!     └───────────── Store::suspect, others of the job ◀─────────────────────────┤
+//!     └──────── ClusteredStore::suspect, others of job ◀─────────────────────────┤
 //!                                                                                ▼
 //!     set aside until a later look ◀── no ── Mend: its pages in place, else a fresh copy; read again ── good ──▶ lifted
 //! ```
@@ -15,21 +15,16 @@
 //! number.
 //!
 //! The daemon always makes one scrubber before it listens, and keeps the value that `start` returns until it
-//! stops:
+//! stops. Readers of the store report suspects to a [`ScrubQueue`], which is made before the store, so that store and
+//! scrubber are complete when they are made:
 //!
 //! ```ignore
-//! let scrubber = Scrubber::new(&store, ScrubOptions {
-//!     period: config.scrub_period,                       // None for `off`
-//!     memory: Some(config.data_dir.join("scrub.json")),
-//!     ..ScrubOptions::default()
-//! });
-//! // In a cluster:
-//! scrubber.mend_with(Arc::new(MendByPull::new(Arc::clone(&store), puller)));
+//! let queue = Arc::<ScrubQueue>::default();
+//! let store = ClusteredStore::new(local, services, queue.clone());
+//! let mend = MendByPull::new(store.clone(), puller);     // in a cluster
+//! let scrubber = Scrubber::new(&store, queue, Some(Arc::new(mend)), options);
 //! let scrubbing = scrubber.start()?;                     // dropped: stopped
 //! ```
-//!
-//! `permafrost scrub`, `permafrost status` and damage found while reading reach it through the store
-//! ([`Store::scrub_now`], [`Store::scrub_status`], [`Store::suspect`]).
 
 mod background;
 mod heal;
@@ -38,22 +33,24 @@ mod mend;
 mod pace;
 mod schedule;
 
+use permafrost_store::MissingObject;
+use permafrost_store::ReadingError;
 use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use permafrost_clustered::{ClusteredStore, Suspects};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::CheckpointRef;
-use permafrost_protocol::wire::message::Verified;
+use permafrost_protocol::wire::message::{Verified, request};
 use permafrost_store::clock::unix_ms;
 use permafrost_store::{
-    Checked, Counter, HeldCheckpoint, MissingObject, PagesRead, ProgressReceiver, ReadingError,
-    ScrubService, Store, StoreError,
+    Checked, Counter, HeldCheckpoint, PagesRead, ProgressReceiver, Store, StoreError,
 };
 
 use self::schedule::{Candidate, Schedule};
@@ -114,13 +111,15 @@ pub struct ScrubCounters {
 
 /// Verifies a store's checkpoints.
 pub struct Scrubber {
+    /// The checkpoints that are verified.
     store: Arc<Store>,
+    clustered: Arc<ClusteredStore>,
+    queue: Arc<ScrubQueue>,
     options: ScrubOptions,
-    mend: OnceLock<Arc<dyn Mend>>,
+    /// `None`: damaged checkpoints are only quarantined.
+    mend: Option<Arc<dyn Mend>>,
     counters: ScrubCounters,
     began: Instant,
-    state: Mutex<State>,
-    woken: Condvar,
     /// Number of requests under way: the background work waits for them.
     requests: AtomicUsize,
     /// Allows one healing at a time.
@@ -132,51 +131,70 @@ pub struct Scrubber {
     asked: AtomicUsize,
 }
 
+/// Order in which checkpoints are verified. Readers report suspects to it.
+#[derive(Default)]
+pub struct ScrubQueue {
+    state: Mutex<State>,
+    woken: Condvar,
+}
+
+impl ScrubQueue {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+}
+
+impl Suspects for ScrubQueue {
+    fn suspect(&self, id: &str) {
+        if self.state().schedule.suspect(id) {
+            self.woken.notify_all();
+        }
+    }
+}
+
+#[derive(Default)]
 struct State {
     schedule: Schedule,
     /// Jobs whose checkpoints all wait as suspects.
     suspected_jobs: HashSet<String>,
     /// Time of the last listing of everything held.
     listed: Option<Instant>,
-    saved: Instant,
+    /// Time of the last save; `None` before the first.
+    saved: Option<Instant>,
 }
 
 impl Scrubber {
-    /// Creates a scrubber over a store, which passes requests on to it from now on. Nothing is read before
-    /// [`Scrubber::start`].
+    /// Creates a scrubber of a store, whose readers report to `queue`. Without `mend` damaged checkpoints are only
+    /// quarantined. Nothing is read before [`Scrubber::start`].
     #[must_use]
-    pub fn new(store: &Arc<Store>, options: ScrubOptions) -> Arc<Self> {
+    pub fn new(
+        store: &Arc<ClusteredStore>,
+        queue: Arc<ScrubQueue>,
+        mend: Option<Arc<dyn Mend>>,
+        options: ScrubOptions,
+    ) -> Arc<Self> {
         let verified = options.memory.as_deref().map(memory::load);
-        let scrubber = Arc::new(Self {
-            store: Arc::clone(store),
-            mend: OnceLock::new(),
+        {
+            let mut state = queue.state();
+            let verified = verified.unwrap_or_default();
+            state.schedule.begin_with(options.period, verified);
+            state.listed = None;
+            state.saved = Some(Instant::now());
+        }
+        Arc::new(Self {
+            store: Arc::clone(store.local()),
+            clustered: Arc::clone(store),
+            queue,
+            options,
+            mend,
             counters: ScrubCounters::default(),
             began: Instant::now(),
-            state: Mutex::new(State {
-                schedule: Schedule::new(options.period, verified.unwrap_or_default()),
-                suspected_jobs: HashSet::new(),
-                listed: None,
-                saved: Instant::now(),
-            }),
-            options,
-            woken: Condvar::new(),
             requests: AtomicUsize::new(0),
             mending: Mutex::new(()),
             paused: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             asked: AtomicUsize::new(0),
-        });
-        let weak: Weak<Self> = Arc::downgrade(&scrubber);
-        if !store.scrubbed_by(weak) {
-            tracing::error!("the store has another scrub, which answers requests");
-        }
-        scrubber
-    }
-
-    /// Sets the healer, once. Returns false if it is set already. Without it, damaged checkpoints are only
-    /// quarantined.
-    pub fn mend_with(&self, mend: Arc<dyn Mend>) -> bool {
-        self.mend.set(mend).is_ok()
+        })
     }
 
     /// Returns the counters.
@@ -250,7 +268,7 @@ impl Scrubber {
         let parsed: CheckpointRef = reference
             .parse()
             .map_err(ReadingError::reference(reference))?;
-        let listed = self.store.list(Some(&parsed.job))?;
+        let listed = self.clustered.list(Some(&parsed.job))?;
         let wanted = listed
             .into_iter()
             .filter(|record| match parsed.generation {
@@ -276,7 +294,7 @@ impl Scrubber {
         }
         let mut state = self.state();
         if !self.is_stopped() {
-            self.woken.wait_for(&mut state, time);
+            self.queue.woken.wait_for(&mut state, time);
         }
     }
 
@@ -286,10 +304,10 @@ impl Scrubber {
         };
         let verified = {
             let mut state = self.state();
-            if !now && state.saved.elapsed() < SAVE_EVERY {
+            if !now && state.saved.is_some_and(|at| at.elapsed() < SAVE_EVERY) {
                 return;
             }
-            state.saved = Instant::now();
+            state.saved = Some(Instant::now());
             state.schedule.verified().clone()
         };
         if let Err(error) = memory::save(path, &verified) {
@@ -302,12 +320,15 @@ impl Scrubber {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+        self.queue.state()
     }
-}
 
-impl ScrubService for Scrubber {
-    fn scrub(
+    /// Verifies a checkpoint, a job's newest, or (empty) everything that this node holds, now; heals or quarantines
+    /// damaged ones.
+    ///
+    /// # Errors
+    /// No such checkpoint here. Damage is no error.
+    pub fn scrub(
         &self,
         reference: &str,
         progress: ProgressReceiver<'_>,
@@ -347,17 +368,23 @@ impl ScrubService for Scrubber {
         Ok(scrubbed)
     }
 
-    fn suspect(&self, id: &str) {
-        // The damage is known already, and healing is retried at its time.
-        if self.store.damage(id).is_none() && self.state().schedule.suspect(id) {
-            self.woken.notify_all();
+    /// Returns the verification state of copies of this node, for another node that is to rely on them. Those that were
+    /// not read lately are the next to be read, after the suspects. Returns at once.
+    ///
+    /// # Errors
+    /// Too many checkpoints in one request.
+    pub fn verified(&self, asked: &request::Verify) -> Result<Verified, StoreError> {
+        if asked.checkpoints.len() > request::MAX_VERIFY {
+            return Err(ReadingError::TooMany {
+                requested: asked.checkpoints.len(),
+                limit: request::MAX_VERIFY,
+            }
+            .into());
         }
-    }
-
-    fn verified(&self, ids: &[String], within: Duration) -> Verified {
+        let within = Duration::from_secs(asked.within_s);
         let mut verified = Verified::default();
         let now = unix_ms();
-        for id in ids {
+        for id in &asked.checkpoints {
             let list = if self.store.damage(id).is_some() {
                 &mut verified.damaged
             } else {
@@ -376,11 +403,13 @@ impl ScrubService for Scrubber {
             list.push(id.clone());
         }
         self.count_asked();
-        self.woken.notify_all();
-        verified
+        self.queue.woken.notify_all();
+        Ok(verified)
     }
 
-    fn status(&self) -> control::ScrubStatus {
+    /// Returns the progress of the scrub.
+    #[must_use]
+    pub fn status(&self) -> control::ScrubStatus {
         if let Err(error) = self.list(STATUS_AGE) {
             tracing::warn!(%error, "the scrub's status is an old one");
         }
@@ -407,7 +436,7 @@ impl Drop for Scrubbing {
         self.scrubber.stopped.store(true, Ordering::Relaxed);
         // Taking the lock ensures that the thread is not between its check and its sleep.
         drop(self.scrubber.state());
-        self.scrubber.woken.notify_all();
+        self.scrubber.queue.woken.notify_all();
         let until = Instant::now() + PATIENCE;
         while !self.thread.is_finished() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));

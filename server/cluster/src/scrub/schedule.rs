@@ -122,12 +122,14 @@ struct Round {
 }
 
 impl Schedule {
-    pub(super) fn new(period: Option<Duration>, verified: HashMap<String, u64>) -> Self {
-        Self {
+    /// Begins anew with a period and the verifications before the start. Suspects that are waiting stay.
+    pub(super) fn begin_with(&mut self, period: Option<Duration>, verified: HashMap<String, u64>) {
+        *self = Self {
             period,
             verified,
+            suspects: std::mem::take(&mut self.suspects),
             ..Self::default()
-        }
+        };
     }
 
     pub(super) fn verified(&self) -> &HashMap<String, u64> {
@@ -387,7 +389,8 @@ mod tests {
         verified: HashMap<String, u64>,
         held: &[Candidate<'_>],
     ) -> Schedule {
-        let mut schedule = Schedule::new(period, verified);
+        let mut schedule = Schedule::default();
+        schedule.begin_with(period, verified);
         schedule.sync(held.iter().cloned(), NOW);
         schedule
     }

@@ -34,10 +34,6 @@ impl Observer for Learning {
         self.0.restored(done);
     }
 
-    fn copied(&self, node: &str, bytes: u64, elapsed: Duration) {
-        self.0.copied(node, bytes, elapsed);
-    }
-
     fn scrubbed(&self, bytes: u64, elapsed: Duration) {
         self.0.scrubbed(&ScrubDone { bytes, elapsed });
     }

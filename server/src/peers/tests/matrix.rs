@@ -336,7 +336,7 @@ fn no_control_request_reaches_into_another_namespace() {
                 let needs = needs(&body);
                 let answer = kept.site.ask(&asker.peer, body.clone());
                 if let Ok(reply::Body::SessionOpened(opened)) = &answer {
-                    kept.site.store.drop_session(&opened.session);
+                    kept.site.store.local().drop_session(&opened.session);
                 }
                 kept.check(&asker, &what);
                 let code = answer.as_ref().err().map(|error| error.code());

@@ -35,16 +35,16 @@ fn what_a_dump_really_takes_is_known_at_its_seal() {
     let taken = {
         let site = Site::new();
         site.dump("team-a/before");
-        site.store.usage_of("team-a").bytes
+        site.store.local().usage_of("team-a").bytes
     };
     assert!(taken >= 8 * 4096);
     let site = Site::limited(&format!("team-a bytes={}\n", taken + 100));
     site.dump("team-a/before");
-    let free = site.store.region_status().free_bytes;
+    let free = site.store.local().region_status().free_bytes;
     let refused = site.try_dump("team-a/after").unwrap_err();
     assert_eq!(refused.code(), ErrorCode::NoSpace);
     assert_eq!(site.stored().len(), 1);
-    assert_eq!(site.store.region_status().free_bytes, free);
+    assert_eq!(site.store.local().region_status().free_bytes, free);
     // An adoption takes pages of another namespace into this one.
     let parked = site.park("");
     let adoption = Adoption {
@@ -79,7 +79,7 @@ fn an_agents_sessions_and_priorities_are_within_the_quota() {
     let first = open("team-a/x", 5).unwrap();
     assert_eq!(open("team-a/y", 0), Err(ErrorCode::Unavailable));
     open("team-b/y", 11).unwrap();
-    site.store.drop_session(&first);
+    site.store.local().drop_session(&first);
     open("team-a/y", 0).unwrap();
 }
 

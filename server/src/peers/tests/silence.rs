@@ -9,7 +9,7 @@ use super::site::Site;
 fn a_dump_whose_agent_falls_silent_gives_its_space_and_its_job_back() {
     let site = Site::new();
     let agent = site.peer("c7", Role::Agent, &["team-a"]);
-    let free = site.store.region_status().free_bytes;
+    let free = site.store.local().region_status().free_bytes;
     // In the middle of its pages, and before its commit.
     for closes in [false, true] {
         let open = request::Open {
@@ -24,7 +24,7 @@ fn a_dump_whose_agent_falls_silent_gives_its_space_and_its_job_back() {
         let ended = site.fall_silent(&agent, &session.session, 40, closes);
         assert_eq!(ended.code(), ErrorCode::SessionFailed, "{ended:?}");
         assert!(ended.message.contains("in time"), "{ended:?}");
-        assert_eq!(site.store.region_status().free_bytes, free);
+        assert_eq!(site.store.local().region_status().free_bytes, free);
         assert!(site.stored().is_empty());
     }
     site.dump("team-a/train");

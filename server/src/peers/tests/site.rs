@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use permafrost_clustered::ClusteredStore;
 use permafrost_criu::frontend::PageSink;
 use permafrost_identity::{Authority, CertificateOrder, Namespaces, Peer, Role};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
@@ -30,7 +31,7 @@ const REGION_BYTES: u64 = 32 << 20;
 const PID: u32 = 7;
 
 pub(super) struct Site {
-    pub(super) store: Arc<Store>,
+    pub(super) store: Arc<ClusteredStore>,
     handler: NodeHandler,
     authority: Authority,
     work: tempfile::TempDir,
@@ -49,8 +50,8 @@ impl Site {
 
     fn with(quotas: Quotas) -> Self {
         let work = tempfile::tempdir().unwrap();
-        let store = store(work.path(), quotas);
-        let handler = NodeHandler::new(Arc::clone(&store), "n");
+        let store = ClusteredStore::new(store(work.path(), quotas), None, Arc::new(()));
+        let handler = NodeHandler::new("n");
         let agents = Agents::new(Arc::clone(&store), work.path().to_owned());
         handler.begin(agents, None);
         let authority = Authority::create(&work.path().join("ca"), "test", false).unwrap();
@@ -99,7 +100,7 @@ impl Site {
     pub(super) fn try_dump(&self, job: &str) -> Result<Checkpoint, StoreError> {
         let session = self.try_open(job, true)?;
         let sealed = self.store.seal_session(&session, self.images());
-        self.store.drop_session(&session);
+        self.store.local().drop_session(&session);
         sealed
     }
 
@@ -115,12 +116,11 @@ impl Site {
             origin: None,
             no_parent: true,
             parent_images: false,
-            durability: None,
             from_here: false,
             taken_by: "agent a".to_owned(),
         };
         let session = self.store.open_session(request)?;
-        let mut sink = session.start(&self.store, Box::new(|| {})).unwrap();
+        let mut sink = session.start(self.store.local(), Box::new(|| {})).unwrap();
         sink.open(SpaceId::process(PID)).unwrap();
         for n in 1..9_u8 {
             let at = u64::from(n) * PAGE_SIZE as u64;

@@ -25,9 +25,6 @@ pub trait Observer: Send + Sync {
     /// Records a restore that was served to its end.
     fn restored(&self, done: &RestoreDone<'_>);
 
-    /// Records a read of `bytes` from another node's copy, at the full rate of its link.
-    fn copied(&self, node: &str, bytes: u64, elapsed: Duration);
-
     /// Records a verification of `bytes`, read without a pause.
     fn scrubbed(&self, bytes: u64, elapsed: Duration);
 
@@ -53,8 +50,6 @@ impl Observer for Unobserved {
     }
 
     fn restored(&self, _: &RestoreDone<'_>) {}
-
-    fn copied(&self, _: &str, _: u64, _: Duration) {}
 
     fn scrubbed(&self, _: u64, _: Duration) {}
 
@@ -122,7 +117,7 @@ pub struct Transferred {
     /// Time from the first byte until CLOSE is answered: everything is durable, here and wherever else it was
     /// requested.
     pub elapsed: Duration,
-    /// Part of `elapsed` that was spent waiting for copies on other nodes.
+    /// Part of `elapsed` that was spent waiting for the follower of the dump.
     pub waited: Duration,
     /// Bytes that all dumps and copies brought to this node meanwhile, this dump's included.
     pub all_bytes: u64,
@@ -141,7 +136,7 @@ pub struct DumpDone<'a> {
     pub id: &'a str,
     /// Full, or compared with the checkpoint before it.
     pub kind: DumpKind,
-    /// Copies were made while it streamed.
+    /// Its pages were passed on while it streamed.
     pub copied: bool,
     /// Bytes that came from the task.
     pub moved_bytes: u64,

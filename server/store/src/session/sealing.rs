@@ -54,7 +54,7 @@ impl<'a> Sealing<'a> {
     /// Marks the session as a checkpoint; the next dump of the job may begin.
     pub(crate) fn done(mut self) {
         self.done = true;
-        // Unlocking calls the registry: not under the session's own lock.
+        // Unlocking may take long: not under the session's own lock.
         let mut state = self.session.state();
         state.phases.done(Instant::now());
         let over = (state.job_guard.take(), state.turn.take());

@@ -2,8 +2,9 @@
 
 use parking_lot::Mutex;
 
+use permafrost_clustered::{JobLock, Registered, Registry};
 use permafrost_protocol::control::Checkpoint;
-use permafrost_store::{JobLock, Registered, Registry, StoreError};
+use permafrost_store::StoreError;
 /// The registry: a list, the same for all nodes.
 #[derive(Default)]
 pub(crate) struct List(Mutex<(Vec<Registered>, u64)>);

@@ -22,14 +22,21 @@ pub(crate) use self::list::List;
 pub(crate) use self::memory::{
     Memory, PID, check_images, check_pagemap, flat, memory, small_images,
 };
-pub(crate) use self::node::{Node, Suspects, Watched};
-use permafrost_agent::{Agent, AgentOptions, StorageNode as Known, host, remote};
+pub(crate) use self::node::{Node, Suspected, Watched};
+use permafrost_agent::host;
+use permafrost_agent::remote;
+use permafrost_agent::{Agent, AgentOptions, StorageNode as Known};
 use permafrost_audit::{Audit, AuditFile};
 use permafrost_cluster::elsewhere::Peers;
 use permafrost_cluster::repair::{Puller, RepairLimits, Throttle};
 use permafrost_cluster::{FailureDomain, LiveNode, MemberState, NodeFacts, NodesView};
+use permafrost_clustered::ClusterServices;
+use permafrost_clustered::ClusteredStore;
+use permafrost_clustered::Durability;
+use permafrost_clustered::Registry;
 use permafrost_criu::frontend::PageSink;
 use permafrost_identity::{Authority, CertificateOrder, Namespaces, ReloadingIdentity, Role};
+use permafrost_metering::costs::{Costs, CostsConfig};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::control::{self, Checkpoint};
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
@@ -39,8 +46,7 @@ use permafrost_server::agents::Agents;
 use permafrost_server::peers::{Copying, NodeHandler};
 use permafrost_store::catalog::SledCatalog;
 use permafrost_store::{
-    ClusterServices, Durability, Fetched, RegionLocation, Registry, ReplicaRequest, ScrubService,
-    SessionRequest, Store, StoreError, StoreParts,
+    CopyRequest, Fetched, RegionLocation, SessionRequest, Store, StoreError, StoreParts,
 };
 use permafrost_transport::control::{Connection, ControlError};
 use permafrost_transport::framing;
@@ -96,24 +102,51 @@ impl Site {
         let dir = self.work.path().join(&name);
         std::fs::create_dir(&dir).unwrap();
         let region = dir.join("region");
-        let store = open_store(&dir, &region);
-        assert!(store.join(ClusterServices {
+        let local = open_store(&dir, &region);
+        let identity = self.identity(&name, Role::Node, None);
+        let view = view.to_vec();
+        let view = move || NodesView {
+            nodes: view.clone(),
+            members: Vec::new(),
+            age: Duration::ZERO,
+        };
+        let domain = facts.domain.clone();
+        let peers = Peers::new(
+            self.network(Arc::clone(&identity)),
+            view,
+            &name,
+            domain,
+            AGREE,
+        );
+        let services = ClusterServices {
             node: name.clone(),
+            registry: Arc::clone(&self.registry) as Arc<dyn Registry>,
             replicate: None,
-            registry: Some(Arc::clone(&self.registry) as Arc<dyn Registry>),
+            remote: Some(Arc::new(peers)),
             durability: Durability::Local,
             deadline: LONG,
             wanted_copies: 2,
-        }));
-        let identity = self.identity(&name, Role::Node, None);
+        };
+        let suspects = Arc::new(Suspected::default());
+        let store = ClusteredStore::new(
+            Arc::clone(&local),
+            Some(services),
+            Arc::<Suspected>::clone(&suspects),
+        );
         let spool = dir.join("spool");
         std::fs::create_dir(&spool).unwrap();
         let agents = Agents::new(Arc::clone(&store), spool);
         let audit = Audit::open(&AuditFile::InDataDir, &dir, &name).unwrap();
-        let handler = NodeHandler::new(Arc::clone(&store), &name).with_audit(Arc::new(audit));
-        let throttle = Throttle::of(&store, RepairLimits::default());
+        let handler = NodeHandler::new(&name).with_audit(Arc::new(audit));
+        let throttle = Throttle::of(&local, RepairLimits::default());
         let network = self.network(Arc::clone(&identity));
-        let puller = Puller::new(Arc::clone(&store), network, &name, Arc::clone(&throttle));
+        let puller = Puller::new(
+            local,
+            network,
+            &name,
+            Arc::clone(&throttle),
+            Costs::new(CostsConfig::default()),
+        );
         let copying = Copying {
             puller: Arc::new(puller),
             throttle,
@@ -138,18 +171,6 @@ impl Site {
         *watched.endpoint.lock() = Some(endpoint);
         self.addresses.lock().insert(name.clone(), address);
 
-        let suspects = Arc::new(Suspects::default());
-        let scrub = Arc::clone(&suspects) as Arc<dyn ScrubService>;
-        assert!(store.scrubbed_by(Arc::downgrade(&scrub)));
-        let view = view.to_vec();
-        let view = move || NodesView {
-            nodes: view.clone(),
-            members: Vec::new(),
-            age: Duration::ZERO,
-        };
-        let domain = facts.domain.clone();
-        let peers = Peers::new(self.network(identity), view, &name, domain, AGREE);
-        assert!(store.look_elsewhere(Arc::new(peers)));
         Node {
             name,
             store,
@@ -230,12 +251,11 @@ impl Site {
             origin: None,
             no_parent: true,
             parent_images: false,
-            durability: None,
             from_here: true,
             taken_by: "node".to_owned(),
         };
         let session = store.open_session(request).unwrap();
-        let mut sink = session.start(store, Box::new(|| {})).unwrap();
+        let mut sink = session.start(store.local(), Box::new(|| {})).unwrap();
         sink.open(SpaceId::process(PID)).unwrap();
         for (index, page) in memory {
             let at = index * PAGE_SIZE as u64;
@@ -265,18 +285,19 @@ impl Site {
     ) {
         let fetch = self.nodes[from]
             .store
+            .local()
             .open_fetch(&checkpoint.id, "")
             .unwrap();
         let manifest = fetch.manifest();
         let session = checkpoint.session.parse::<uuid::Uuid>().unwrap();
-        let request = ReplicaRequest {
+        let request = CopyRequest {
             session: *session.as_bytes(),
             job: manifest.job.clone(),
             parent: String::new(),
             compared: std::collections::HashMap::new(),
         };
         let node = &self.nodes[to];
-        let mut dump = node.store.open_replica(request).unwrap();
+        let mut dump = node.store.local().open_copy(request).unwrap();
         for (place, space) in manifest.spaces.iter().enumerate() {
             let id = space.space_id().unwrap();
             dump.space(id, space.pages_id).unwrap();
@@ -318,7 +339,7 @@ impl Site {
             taken_by: "node n1".to_owned(),
         };
         dump.commit(&commit).unwrap();
-        node.store.publish(&name.id).unwrap();
+        node.store.local().publish(&name.id).unwrap();
         let listed = self.registry.set_holder(name, &node.name, true);
         listed.unwrap();
     }

@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use permafrost_clustered::{ClusteredStore, Suspects};
 use permafrost_identity::Peer;
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::Kind;
-use permafrost_protocol::wire::message::{Verified, reply, request};
+use permafrost_protocol::wire::message::{reply, request};
 use permafrost_server::peers::NodeHandler;
-use permafrost_store::{ProgressReceiver, ScrubService, Store, StoreError};
 use permafrost_transport::peer::{Endpoint, FrameSink, FrameSource, Handler, PeerError, Replies};
 /// Handler of a node's peers that records requests, and that kills the node on command.
 pub(crate) struct Watched {
@@ -97,32 +97,20 @@ impl FrameSink for Mortal<'_> {
 
 /// Checkpoints that a reader has found damaged.
 #[derive(Default)]
-pub(crate) struct Suspects(Mutex<Vec<String>>);
+pub(crate) struct Suspected(Mutex<Vec<String>>);
 
-impl ScrubService for Suspects {
-    fn scrub(&self, _: &str, _: ProgressReceiver<'_>) -> Result<control::Scrubbed, StoreError> {
-        panic!("nobody scrubs");
-    }
-
+impl Suspects for Suspected {
     fn suspect(&self, id: &str) {
         self.0.lock().push(id.to_owned());
-    }
-
-    fn verified(&self, _: &[String], _: Duration) -> Verified {
-        panic!("nobody verifies");
-    }
-
-    fn status(&self) -> control::ScrubStatus {
-        control::ScrubStatus::default()
     }
 }
 
 /// A storage node.
 pub(crate) struct Node {
     pub(crate) name: String,
-    pub(crate) store: Arc<Store>,
+    pub(crate) store: Arc<ClusteredStore>,
     pub(crate) watched: Arc<Watched>,
-    pub(crate) suspects: Arc<Suspects>,
+    pub(crate) suspects: Arc<Suspected>,
     pub(crate) address: SocketAddr,
     pub(crate) region: PathBuf,
 }

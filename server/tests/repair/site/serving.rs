@@ -5,13 +5,13 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use permafrost_clustered::ClusteredStore;
 use permafrost_identity::Peer;
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Done, reply, request};
 use permafrost_server::agents::serve_fetch;
-use permafrost_store::Store;
 use permafrost_transport::peer::{Endpoint, FrameSink, FrameSource, Handler, PeerError, Replies};
 
 /// Faults of a node as the source of a fetch. Each stays until it is cleared.
@@ -45,7 +45,7 @@ impl Sent {
 }
 
 pub(crate) struct Serving {
-    pub(super) store: Arc<Store>,
+    pub(super) store: Arc<ClusteredStore>,
     pub(super) faults: Mutex<Faults>,
     pub(crate) sent: Sent,
     pub(super) endpoint: Mutex<Option<Arc<Endpoint>>>,

@@ -4,14 +4,14 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
+use permafrost_clustered::ClusteredStore;
 use permafrost_criu::frontend::{PageSink, SinkError};
 use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::images::write_mappings;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
-use permafrost_store::{ContentDigest, Fetched, SessionRequest, SessionSink, Store};
+use permafrost_store::{ContentDigest, Fetched, SessionRequest, SessionSink};
 
 /// Pages of an address space by index.
 pub(crate) type Pages = BTreeMap<u64, [u8; PAGE_SIZE]>;
@@ -35,7 +35,6 @@ pub(crate) fn request(job: &str, seal_follows: bool) -> SessionRequest {
         origin: None,
         no_parent: false,
         parent_images: true,
-        durability: None,
         from_here: true,
         taken_by: "node".to_owned(),
     }
@@ -51,11 +50,11 @@ pub(crate) fn send(sink: &mut SessionSink, space: SpaceId, pages: &Pages) -> Res
 }
 
 /// Makes a complete dump of one process.
-pub(crate) fn dump(store: &Arc<Store>, job: &str, pages: &Pages) -> Result<Checkpoint, String> {
+pub(crate) fn dump(store: &ClusteredStore, job: &str, pages: &Pages) -> Result<Checkpoint, String> {
     let session = store
         .open_session(request(job, true))
         .map_err(|error| error.to_string())?;
-    let mut sink = session.start(store, Box::new(|| {})).unwrap();
+    let mut sink = session.start(store.local(), Box::new(|| {})).unwrap();
     let sent = send(&mut sink, SpaceId::process(7), pages);
     sent.and_then(|()| sink.close())
         .map_err(|error| error.to_string())?;
@@ -97,8 +96,8 @@ pub(crate) struct Whole {
 }
 
 impl Whole {
-    pub(crate) fn of(store: &Store, id: &str) -> Self {
-        let fetch = store.open_fetch(id, "").unwrap();
+    pub(crate) fn of(store: &ClusteredStore, id: &str) -> Self {
+        let fetch = store.local().open_fetch(id, "").unwrap();
         let mut spaces = Vec::new();
         for (place, space) in fetch.manifest().spaces.iter().enumerate() {
             let mut pages = Vec::new();

@@ -1,11 +1,13 @@
 //! A registry in memory, with faults.
 
+use permafrost_store::SessionError;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
+use permafrost_clustered::{JobLock, Registered, Registry};
 use permafrost_protocol::control::Checkpoint;
-use permafrost_store::{JobLock, Registered, Registry, SessionError, StoreError};
+use permafrost_store::StoreError;
 
 use super::{Shared, Step, unavailable};
 

@@ -5,13 +5,11 @@ use std::io::Read;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use permafrost_clustered::{CopiesRequest, CopyStreams, Durability, Replicate};
 use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;
-use permafrost_store::{
-    ContentDigest, CopiesRequest, CopyStreams, Durability, ReplicaDump, ReplicaRequest, Replicate,
-    StoreError,
-};
+use permafrost_store::{ContentDigest, CopyDump, CopyRequest, DumpTap, StoreError};
 
 use super::{Node, Shared, Step, name, unavailable};
 
@@ -34,7 +32,7 @@ impl Replicate for Wire {
     fn begin(&self, request: CopiesRequest) -> Result<Box<dyn CopyStreams>, StoreError> {
         let replicas = self.replicas.lock().clone();
         let open = |node: &Arc<Node>| {
-            node.store.open_replica(ReplicaRequest {
+            node.store.local().open_copy(CopyRequest {
                 session: request.session,
                 job: request.job.clone(),
                 parent: request.parent.clone(),
@@ -53,7 +51,7 @@ impl Replicate for Wire {
             total: copies.len() + 1,
             takes_parent: copies
                 .iter()
-                .all(|copy| copy.dump.as_ref().is_some_and(ReplicaDump::has_parent)),
+                .all(|copy| copy.dump.as_ref().is_some_and(CopyDump::has_parent)),
             copies,
             durability: request.durability,
             faults: self.faults.clone(),
@@ -66,7 +64,7 @@ impl Replicate for Wire {
 struct Copy {
     n: usize,
     node: Arc<Node>,
-    dump: Option<ReplicaDump>,
+    dump: Option<CopyDump>,
 }
 
 struct Loop {
@@ -82,7 +80,7 @@ struct Loop {
 
 impl Loop {
     /// Calls `take` for each copy; a copy that fails is removed.
-    fn each(&mut self, mut take: impl FnMut(&mut ReplicaDump) -> Result<(), StoreError>) {
+    fn each(&mut self, mut take: impl FnMut(&mut CopyDump) -> Result<(), StoreError>) {
         for copy in &mut self.copies {
             if copy.dump.as_mut().is_some_and(|dump| take(dump).is_err()) {
                 copy.dump = None;
@@ -93,7 +91,7 @@ impl Loop {
     fn agree(
         &mut self,
         own: ContentDigest,
-        ask: impl Fn(&mut ReplicaDump) -> Result<ContentDigest, StoreError>,
+        ask: impl Fn(&mut CopyDump) -> Result<ContentDigest, StoreError>,
     ) -> Result<(), StoreError> {
         self.each(|dump| match ask(dump)? {
             theirs if theirs == own => Ok(()),
@@ -122,7 +120,7 @@ impl Loop {
     }
 }
 
-impl CopyStreams for Loop {
+impl DumpTap for Loop {
     fn takes_parent(&self) -> bool {
         self.takes_parent
     }
@@ -165,7 +163,7 @@ impl CopyStreams for Loop {
 
     fn close(&mut self, own: ContentDigest) -> Result<(), StoreError> {
         self.faults.pass(Step::Close);
-        self.agree(own, ReplicaDump::close)
+        self.agree(own, CopyDump::close)
     }
 
     fn image(
@@ -179,10 +177,12 @@ impl CopyStreams for Loop {
         self.each(|dump| dump.image(name, len_bytes, &mut bytes.as_slice()));
         Ok(())
     }
+}
 
+impl CopyStreams for Loop {
     fn prepare(&mut self, own: ContentDigest) -> Result<(), StoreError> {
         self.faults.pass(Step::Prepare);
-        self.agree(own, ReplicaDump::prepare)
+        self.agree(own, CopyDump::prepare)
     }
 
     fn commit(&mut self, commit: &Commit) -> Result<Vec<String>, StoreError> {
@@ -195,7 +195,10 @@ impl CopyStreams for Loop {
                 Ok(first) => {
                     // Asked again, as after a lost answer: the same checkpoint, on the conversation and without it.
                     assert_eq!(dump.commit(commit).unwrap(), first);
-                    assert_eq!(copy.node.store.committed(commit).unwrap(), Some(first));
+                    assert_eq!(
+                        copy.node.store.local().committed(commit).unwrap(),
+                        Some(first)
+                    );
                     names.push(name(copy.n));
                 }
                 Err(_) => copy.dump = None,
@@ -212,15 +215,26 @@ impl CopyStreams for Loop {
     fn published(&mut self, checkpoint: &str) {
         self.faults.pass(Step::Published);
         for copy in self.copies.iter().filter(|copy| copy.dump.is_some()) {
-            copy.node.store.publish(checkpoint).unwrap();
+            copy.node.store.local().publish(checkpoint).unwrap();
         }
     }
 
     fn roll_back(&mut self, checkpoint: &str) {
         for copy in &self.copies {
-            copy.node.store.roll_back(checkpoint, false).unwrap();
+            copy.node
+                .store
+                .local()
+                .roll_back(checkpoint, false)
+                .unwrap();
             // It may well be asked twice.
-            assert!(!copy.node.store.roll_back(checkpoint, false).unwrap());
+            assert!(
+                !copy
+                    .node
+                    .store
+                    .local()
+                    .roll_back(checkpoint, false)
+                    .unwrap()
+            );
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_protocol::wire::frame::Kind;
-use permafrost_store::{ContentDigest, ReplicaDump, StoreError};
+use permafrost_store::{ContentDigest, CopyDump, StoreError};
 use permafrost_transport::peer::ReceivedFrame;
 
 use super::super::throttle::{Throttle, named_bytes};
@@ -29,13 +29,13 @@ impl Failure {
 /// Stores the frames of one fetch.
 pub(super) struct Intake<'a> {
     node: &'a str,
-    dump: ReplicaDump,
+    dump: CopyDump,
     throttle: Option<&'a Throttle>,
     closed: bool,
 }
 
 impl<'a> Intake<'a> {
-    pub(super) fn new(node: &'a str, dump: ReplicaDump, throttle: Option<&'a Throttle>) -> Self {
+    pub(super) fn new(node: &'a str, dump: CopyDump, throttle: Option<&'a Throttle>) -> Self {
         Self {
             node,
             dump,
@@ -57,7 +57,7 @@ impl<'a> Intake<'a> {
     }
 
     /// Ends the fetch: returns the copy, durable, after checking that its content digest is `expected`.
-    pub(super) fn finish(mut self, expected: ContentDigest) -> Result<ReplicaDump, Failure> {
+    pub(super) fn finish(mut self, expected: ContentDigest) -> Result<CopyDump, Failure> {
         self.close()?;
         let digest = self.dump.prepare();
         if digest.map_err(|error| self.blame(error))? != expected {

@@ -1,13 +1,15 @@
 //! A simulated cluster: the listing, the real copies, and the nodes that answer.
 
+use permafrost_store::MissingObject;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use permafrost_clustered::{JobLock, Registered, Registry};
 use permafrost_protocol::control::{self, Checkpoint, ErrorCode};
 use permafrost_protocol::wire::message::request;
-use permafrost_store::{JobLock, MissingObject, Registered, Registry, StoreError};
+use permafrost_store::StoreError;
 use permafrost_transport::peer::PeerError;
 
 use super::super::planner::{Planned, Planner};

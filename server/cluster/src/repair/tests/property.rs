@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use permafrost_store::Registered;
+use permafrost_clustered::Registered;
 use proptest::prelude::*;
 
 use super::super::planner::Planner;

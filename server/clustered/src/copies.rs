@@ -4,16 +4,10 @@
 //! implementation drops or replaces a copy that fails; the session only learns if enough nodes hold the dump.
 
 use std::collections::HashMap;
-use std::io::Read;
 use std::time::Duration;
 
-use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;
-
-use crate::{SessionError, StoreError};
-
-/// SHA-256 over the contents of a dump, independent of where and how they are stored.
-pub type ContentDigest = [u8; 32];
+use permafrost_store::{ContentDigest, DumpTap, SessionError, StoreError};
 
 /// Number of nodes on which a dump must be durable before it is acknowledged. Copies on transient nodes never
 /// count, and those on volatile media (tmpfs) only if the operator allows it.
@@ -81,56 +75,10 @@ pub trait Replicate: Send + Sync {
 }
 
 /// The copies of one session. Methods block while copies are slower than the dump, so that no pages accumulate.
-/// Failures appear at [`CopyStreams::close`], [`CopyStreams::prepare`] and [`CopyStreams::commit`] as too few copies.
-/// Dropping the value frees every copy that is not committed.
-pub trait CopyStreams: Send {
-    /// Returns true if every copy that is under way has the requested parent. If not, pages in the parent are sent
-    /// as pages, and [`CopyStreams::parent`] is not called.
-    fn takes_parent(&self) -> bool {
-        true
-    }
-
-    /// Returns true if there are copies. There are none of a dump that need not outlast its node.
-    fn any(&self) -> bool {
-        true
-    }
-
-    /// Returns the time that the dump has waited for copies so far, before [`CopyStreams::close`].
-    fn waited(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    /// Begins an address space.
-    fn space(&mut self, space: SpaceId, pages_id: u32);
-
-    /// Sends whole pages, neither zero nor in the parent.
-    fn pages(&mut self, first_index: u64, flags: u16, bytes: &[u8]);
-
-    /// Sends pages that are all zero.
-    fn zero(&mut self, first_index: u64, flags: u16, pages: u64);
-
-    /// Sends references to pages that are in the parent at the same place.
-    fn parent(&mut self, first_index: u64, flags: u16, pages: u64);
-
-    /// Ends the address spaces, which are durable here with the digest `own`. Waits until enough copies are durable
-    /// and of the same digest.
-    ///
-    /// # Errors
-    /// The durability was not reached within the deadline.
-    fn close(&mut self, own: ContentDigest) -> Result<(), StoreError>;
-
-    /// Sends a small image.
-    ///
-    /// # Errors
-    /// The image cannot be read.
-    fn image(
-        &mut self,
-        name: &str,
-        len_bytes: u64,
-        contents: &mut dyn Read,
-    ) -> Result<(), StoreError>;
-
-    /// Ends the images; the whole has the digest `own` here. Waits as [`CopyStreams::close`] does.
+/// Failures appear at [`DumpTap::close`], [`CopyStreams::prepare`] and [`CopyStreams::commit`] as too few copies: durability is
+/// waited for until the deadline. Dropping the value frees every copy that is not committed.
+pub trait CopyStreams: DumpTap {
+    /// Ends the images; the whole has the digest `own` here. Waits as [`DumpTap::close`] does.
     ///
     /// # Errors
     /// The durability was not reached within the deadline.

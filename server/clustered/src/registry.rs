@@ -4,7 +4,7 @@ use std::any::Any;
 
 use permafrost_protocol::control::Checkpoint;
 
-use crate::{ContentDigest, StoreError};
+use permafrost_store::{ContentDigest, StoreError};
 
 /// A checkpoint that the cluster lists.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,4 +1,4 @@
-//! Reads checkpoints from other nodes that are not here, or are damaged here.
+//! Checkpoints of other nodes, for reading.
 
 use std::sync::Arc;
 
@@ -6,23 +6,23 @@ use permafrost_agent::remote::{Holders, RemoteCheckpoint};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::message::FetchOpened;
+use permafrost_store::{ContentDigest, Fetch, MissingObject, StoreError, digest_of};
 
-use super::reader::checkpoint_name;
-use super::{Fetch, Store, StoreError, digest};
-use crate::{ContentDigest, Elsewhere, MissingObject};
+use crate::ClusteredStore;
+use crate::listing::not_here;
 
-impl Store {
-    /// Sets the remote source of checkpoints that are not here, once. Must be called before requests come. Returns
-    /// false if it is set already.
-    pub fn look_elsewhere(&self, elsewhere: Arc<dyn Elsewhere>) -> bool {
-        self.elsewhere.set(elsewhere).is_ok()
-    }
+/// The other nodes, as sources of checkpoints. All methods may be called on many threads at once.
+pub trait RemoteNodes: Holders {
+    /// Returns those of `holders` that are to be asked, in this order; never this node.
+    fn in_order(&self, holders: &[String]) -> Vec<String>;
+}
 
+impl ClusteredStore {
     /// Opens a listed checkpoint (32 hex digits, and `JOB@GENERATION`) as the other nodes hold it.
     ///
     /// # Errors
     /// The checkpoint is not listed under that name, or none of its holders can be reached.
-    pub fn open_elsewhere(
+    pub fn open_on_others(
         &self,
         checkpoint: &str,
         listed_as: &str,
@@ -51,64 +51,52 @@ impl Store {
     }
 
     /// Returns the other copies of a checkpoint whose manifest is intact here.
-    pub(super) fn remote_of(
+    pub(crate) fn remote_of(
         &self,
         record: &control::Checkpoint,
         manifest: &Manifest,
     ) -> Option<RemoteCheckpoint> {
-        let elsewhere = self.elsewhere.get()?;
-        let order = elsewhere.in_order(&record.nodes);
+        let remote = self.remote_nodes()?;
+        let order = remote.in_order(&record.nodes);
         (!order.is_empty()).then(|| {
-            let holders = Arc::clone(elsewhere) as Arc<dyn Holders>;
+            let holders = Arc::clone(remote) as Arc<dyn Holders>;
             RemoteCheckpoint::new(holders, order, record.clone(), manifest.clone())
         })
     }
 
     /// Opens a listed checkpoint with the manifest of one of its holders. The manifest must match the listed
     /// content digest.
-    pub(super) fn open_remote(
+    pub(crate) fn open_remote(
         &self,
         record: &control::Checkpoint,
     ) -> Result<RemoteCheckpoint, StoreError> {
-        let Some(elsewhere) = self.elsewhere.get() else {
+        let Some(remote) = self.remote_nodes() else {
             return Err(not_here(record));
         };
-        let order = elsewhere.in_order(&record.nodes);
+        let order = remote.in_order(&record.nodes);
         if order.is_empty() {
             return Err(not_here(record));
         }
         let listed = self.listed_digest(record)?;
-        let holders = Arc::clone(elsewhere) as Arc<dyn Holders>;
+        let holders = Arc::clone(remote) as Arc<dyn Holders>;
         let opened = RemoteCheckpoint::open(holders, order, record.clone(), |opened, manifest| {
             listed.is_none_or(|listed| is_of(opened, manifest, &listed))
         });
         opened.map_err(StoreError::Elsewhere)
     }
 
-    /// Returns the content digest that the registry lists for a checkpoint; `None` without a registry.
-    ///
-    /// # Errors
-    /// The registry does not list the checkpoint, or does not answer.
-    pub fn listed_digest(
-        &self,
-        record: &control::Checkpoint,
-    ) -> Result<Option<ContentDigest>, StoreError> {
-        let Some(registry) = self.registry() else {
-            return Ok(None);
-        };
-        let found = registry.find(&record.job, record.generation)?;
-        match found {
-            Some(entry) if entry.checkpoint.id == record.id => Ok(Some(entry.content_digest)),
-            _ => Err(StoreError::NotFound(MissingObject::Checkpoint(
-                checkpoint_name(record),
-            ))),
-        }
-    }
-
     /// Reports that this node's copy is damaged: to the log, and to the scrub.
     pub fn report_damage(&self, checkpoint: &str, error: &StoreError) {
         tracing::error!(checkpoint, %error, "the copy on this node is damaged");
         self.suspect(checkpoint);
+    }
+
+    /// Has a checkpoint that may be damaged verified next. Returns at once.
+    pub fn suspect(&self, checkpoint: &str) {
+        // Healing of known damage is retried at its time.
+        if self.local.damage(checkpoint).is_none() {
+            self.suspects.suspect(checkpoint);
+        }
     }
 }
 
@@ -118,15 +106,7 @@ fn is_of(opened: &FetchOpened, manifest: &Manifest, listed: &ContentDigest) -> b
     let mut spaces = manifest.spaces.iter().map(|space| &space.map_digest);
     let mut images = manifest.images.iter().map(|image| &image.map_digest);
     if spaces.all(|digest| !digest.is_empty()) && images.all(|digest| !digest.is_empty()) {
-        return digest::of_whole(&manifest.spaces, &manifest.images) == *listed;
+        return digest_of(&manifest.spaces, &manifest.images) == *listed;
     }
     opened.content_digest == listed
-}
-
-/// Returns the error for a checkpoint that is listed and not on this node.
-pub(super) fn not_here(record: &control::Checkpoint) -> StoreError {
-    StoreError::NotFound(MissingObject::Copy {
-        checkpoint: checkpoint_name(record),
-        holders: record.nodes.clone(),
-    })
 }

@@ -1,12 +1,13 @@
-//! The replica's side: this node keeps a copy of a dump that another node receives.
+//! Receives a copy of a dump that was received elsewhere: its pages come compared with the parent already, and its
+//! number is given.
 //!
 //! ```text
-//! open_replica ─▶ space, pages, zero, parent … ─▶ close ─▶ image … ─▶ prepare ─▶ commit ─▶ publish
+//! open_copy ─▶ space, pages, zero, parent … ─▶ close ─▶ image … ─▶ prepare ─▶ commit ─▶ publish
 //!                 └──── dropped before the commit: everything is free again ────┘    └─▶ roll_back
 //! ```
 //!
-//! A committed copy is *provisional* until this node knows that the cluster lists it. Numbers, names and times
-//! are the sender's; nothing here depends on this node's own dumps.
+//! A committed copy is *provisional* until it is published. Numbers, names and times are the sender's; nothing here
+//! depends on the store's own dumps.
 
 mod images;
 
@@ -25,13 +26,13 @@ use permafrost_protocol::wire::message::Commit;
 use self::images::Closed;
 use super::dump::{DumpBuilder, Parent};
 use super::images::IMAGE_CHUNK;
-use super::seal::{Contents, Numbering};
+use super::seal::{DumpContents, Numbering};
 use super::{Store, StoreError, check_job, digest, manifest_of};
 use crate::{ContentDigest, CopyError};
 
 /// Request to open a copy.
-pub struct ReplicaRequest {
-    /// Session id, chosen by the node that takes the dump; zeros for a checkpoint that was stored without a
+pub struct CopyRequest {
+    /// Session id, chosen by the receiver of the dump; zeros for a checkpoint that was stored without a
     /// session.
     pub session: [u8; 16],
     /// Job; empty while unknown.
@@ -42,9 +43,9 @@ pub struct ReplicaRequest {
     pub compared: HashMap<u64, u64>,
 }
 
-/// A dump that another node sends. Dropped before it is committed, everything it wrote is free again. Methods
+/// A copy that is being received. Dropped before it is committed, everything it wrote is free again. Methods
 /// block while the medium is slow.
-pub struct ReplicaDump {
+pub struct CopyDump {
     store: Arc<Store>,
     session: String,
     has_parent: bool,
@@ -90,15 +91,12 @@ enum Stage {
 }
 
 impl Store {
-    /// Begins a copy of a dump that another node takes. A parent that is not here, or is damaged, is ignored: see
-    /// [`ReplicaDump::has_parent`].
+    /// Begins a copy of a dump. A parent that is not here, or is damaged, is ignored: see
+    /// [`CopyDump::has_parent`].
     ///
     /// # Errors
     /// A bad job name.
-    pub fn open_replica(
-        self: &Arc<Self>,
-        request: ReplicaRequest,
-    ) -> Result<ReplicaDump, StoreError> {
+    pub fn open_copy(self: &Arc<Self>, request: CopyRequest) -> Result<CopyDump, StoreError> {
         self.check_writable()?;
         if !request.job.is_empty() {
             check_job(&request.job)?;
@@ -110,7 +108,7 @@ impl Store {
             parent.map(|parent| parent.compared_as(request.compared))
         };
         self.counters.copies_begun.add(1);
-        Ok(ReplicaDump {
+        Ok(CopyDump {
             store: Arc::clone(self),
             session: if request.session == [0; 16] {
                 String::new()
@@ -158,7 +156,7 @@ impl Store {
     }
 }
 
-impl ReplicaDump {
+impl CopyDump {
     /// Returns true if the requested parent is here, so that pages may refer to it.
     #[must_use]
     pub fn has_parent(&self) -> bool {
@@ -199,7 +197,7 @@ impl ReplicaDump {
     /// Appends pages of zeros. The cost does not depend on their number.
     ///
     /// # Errors
-    /// Those of [`ReplicaDump::pages`].
+    /// Those of [`CopyDump::pages`].
     pub fn zero(&mut self, first_index: u64, flags: u16, pages: u64) -> Result<(), StoreError> {
         self.receiving()?.zeros(first_index, flags, pages)
     }
@@ -207,12 +205,12 @@ impl ReplicaDump {
     /// Appends references to pages that the parent has at the same place, with the flags `flags`.
     ///
     /// # Errors
-    /// Those of [`ReplicaDump::pages`]; the parent is not here, lacks a page, or its map is damaged.
+    /// Those of [`CopyDump::pages`]; the parent is not here, lacks a page, or its map is damaged.
     pub fn parent(&mut self, first_index: u64, flags: u16, pages: u64) -> Result<(), StoreError> {
         self.receiving()?.same_as_parent(first_index, flags, pages)
     }
 
-    /// Reads and verifies pages of the parent, which [`ReplicaDump::parent`] does not do: they may have been damaged
+    /// Reads and verifies pages of the parent, which [`CopyDump::parent`] does not do: they may have been damaged
     /// since.
     ///
     /// # Errors
@@ -244,7 +242,7 @@ impl ReplicaDump {
         }
     }
 
-    /// Begins a small image of `len_bytes` bytes, which follow through [`ReplicaDump::image_data`].
+    /// Begins a small image of `len_bytes` bytes, which follow through [`CopyDump::image_data`].
     ///
     /// # Errors
     /// The image before is short; the name is no file name, or another image has it; the spaces are not closed.
@@ -263,7 +261,7 @@ impl ReplicaDump {
     /// Stores a small image in one call.
     ///
     /// # Errors
-    /// Those of [`ReplicaDump::begin_image`] and [`ReplicaDump::image_data`]; it cannot be read.
+    /// Those of [`CopyDump::begin_image`] and [`CopyDump::image_data`]; it cannot be read.
     pub fn image(
         &mut self,
         name: &str,
@@ -282,7 +280,7 @@ impl ReplicaDump {
         }
     }
 
-    /// Ends the images: everything is as durable as after [`ReplicaDump::close`]. Returns the digest of the whole.
+    /// Ends the images: everything is as durable as after [`CopyDump::close`]. Returns the digest of the whole.
     /// Idempotent.
     ///
     /// # Errors
@@ -302,11 +300,11 @@ impl ReplicaDump {
         self.commit_as(commit, false)
     }
 
-    /// Commits as [`ReplicaDump::commit`] does, in the place of the damaged checkpoint of that id, whose marks
+    /// Commits as [`CopyDump::commit`] does, in the place of the damaged checkpoint of that id, whose marks
     /// stay. The copy must be opened without a parent, whose pages may be the damaged ones.
     ///
     /// # Errors
-    /// There is no checkpoint of that id. Those of [`ReplicaDump::commit`]; then the damaged checkpoint may be
+    /// There is no checkpoint of that id. Those of [`CopyDump::commit`]; then the damaged checkpoint may be
     /// gone, too.
     pub fn commit_again(&mut self, commit: &Commit) -> Result<control::Checkpoint, StoreError> {
         self.commit_as(commit, true)
@@ -342,7 +340,7 @@ impl ReplicaDump {
             return Err(out_of_order("committed"));
         };
         let Closed { dump, images, .. } = *closed;
-        let contents = Contents {
+        let contents = DumpContents {
             job: commit.job.clone(),
             kind: Kind::try_from(commit.kind)
                 .map_err(|_| CopyError::UnknownKind { kind: commit.kind })?,
@@ -351,7 +349,6 @@ impl ReplicaDump {
             images,
             spaces: dump.spaces,
             session: commit.session.clone(),
-            commit_deadline: Duration::from_millis(commit.deadline_ms),
             taken_by: commit.taken_by.clone(),
         };
         let (store, shadow) = (&self.store, dump.shadow);
@@ -422,6 +419,7 @@ impl Numbering {
             id,
             generation: commit.generation,
             created_unix_ms: commit.created_unix_ms,
+            commit_deadline: Duration::from_millis(commit.deadline_ms),
         })
     }
 }

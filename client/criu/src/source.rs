@@ -1,0 +1,76 @@
+//! A stored checkpoint, as restores and exports read it.
+
+use std::io::{self, Write as _};
+
+use permafrost_protocol::control;
+use permafrost_protocol::manifest::Manifest;
+
+use crate::directory::{PageRun, PagesFile};
+use crate::frontend::{Pipe, ServeImageError};
+
+const PAGE_BYTES: u64 = 4096;
+
+/// A checkpoint that can be read: one copy of it, or several of which one continues where another fails. Parts are named
+/// by their places in the manifest. Every byte is verified before it is passed on.
+pub trait CheckpointSource {
+    /// Type of the error when a part cannot be read.
+    type Error;
+
+    /// Returns the checkpoint's record, as listings show it.
+    fn record(&self) -> &control::Checkpoint;
+
+    /// Returns the checkpoint's manifest.
+    fn manifest(&self) -> &Manifest;
+
+    /// Passes a small image on, piece by piece, after all of it was verified.
+    ///
+    /// # Errors
+    /// See [`ServeImageError`].
+    fn small(
+        &self,
+        place: usize,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), ServeImageError<Self::Error>>;
+
+    /// Returns the pagemap image of an address space.
+    ///
+    /// # Errors
+    /// The pagemap cannot be read.
+    fn pagemap(&self, place: usize) -> Result<Vec<u8>, Self::Error>;
+
+    /// Writes the pages of an address space, ascending. On damage the pages before it are written.
+    ///
+    /// # Errors
+    /// See [`ServeImageError`].
+    fn pages(
+        &self,
+        place: usize,
+        out: &mut PagesOut<'_>,
+    ) -> Result<(), ServeImageError<Self::Error>>;
+}
+
+/// Destination of the pages of an address space.
+pub enum PagesOut<'a> {
+    /// A file of an images directory; the function receives the number of bytes done.
+    File(&'a mut PagesFile, &'a mut dyn FnMut(u64)),
+    /// A pipe to a restoring CRIU.
+    Pipe(&'a mut Pipe),
+}
+
+impl PagesOut<'_> {
+    /// Writes the next pages.
+    ///
+    /// # Errors
+    /// An error of the file or of the pipe.
+    pub fn put(&mut self, run: PageRun<'_>) -> io::Result<()> {
+        match (self, run) {
+            (Self::File(file, progress), run) => {
+                file.put(run)?;
+                progress(file.at);
+                Ok(())
+            }
+            (Self::Pipe(pipe), PageRun::Pages { bytes, .. }) => pipe.write_all(bytes),
+            (Self::Pipe(pipe), PageRun::Zero { pages, .. }) => pipe.write_zeros(pages * PAGE_BYTES),
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Seals a dump on all of its copies under one id, and lists it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use permafrost_protocol::control::{self, ErrorCode, ReportedError as _};
+use permafrost_protocol::manifest::Kind;
+use permafrost_protocol::wire::message::Commit;
+use permafrost_store::{
+    DumpTap, Follower, Numbering, PreparedDump, SealingError, Store, StoreError, check_wanted,
+};
+
+use crate::{ClusterServices, CopyStreams, Registered, Registry};
+
+/// Part of the cluster in a dump of this node.
+pub(crate) struct ClusterDump {
+    pub(crate) services: Arc<ClusterServices>,
+    /// CopyStreams on other nodes; `None`: nothing is copied while the dump streams.
+    pub(crate) copies: Option<Box<dyn CopyStreams>>,
+}
+
+/// Result of looking up a publication whose outcome is unknown.
+enum Listed {
+    Yes,
+    No,
+    Unknown,
+}
+
+impl Follower for ClusterDump {
+    fn tap(&mut self) -> Option<&mut dyn DumpTap> {
+        let copies = self.copies.as_deref_mut()?;
+        Some(copies)
+    }
+
+    /// Commits a dump in a cluster. At every moment at which this node can die, the checkpoint is visible entirely
+    /// or not at all, which is decided by step 5 alone: a checkpoint exists if the registry lists it, whatever any
+    /// node believes.
+    ///
+    /// 1. Prepare: enough nodes hold pages and images, durable, with one digest. Dying before the end of this
+    ///    step leaves segments that nothing refers to: free at once on this node's restart, and on the others when the
+    ///    conversation ends.
+    /// 2. Reserve a generation. Dying here leaves a gap in the numbers, which nothing minds.
+    /// 3. Seal here, provisional. Dying behind it leaves one provisional checkpoint, here. It is not listed, so
+    ///    `settle` drops it. Not before step 1, which is the last that can fail for lack of room on the others.
+    /// 4. Seal on the copies, provisional, too. Dying after k of n leaves k + 1 provisional ones; each node drops
+    ///    its own, as above. Not before step 3: a node that cannot seal its own dump has nothing to tell others.
+    /// 5. Publish: one transaction of the registry, which fails if this node's lease is lost. This is the commit.
+    ///    Dying before it: as at 4, and the task was told nothing, or that the dump failed. Dying behind it: the
+    ///    checkpoint is listed, all copies are durable since step 4, and `settle` publishes the provisional ones.
+    /// 6. PublicationState it published, here and on the copies. If any of that is lost, `settle` asks the registry and does
+    ///    it: it never drops what is listed.
+    ///
+    /// Why `settle` cannot drop what is about to be listed: it waits longer than the deadline of this function
+    /// (checked before step 5) and the lease together, and without its lease this node cannot publish.
+    fn seal(
+        self: Box<Self>,
+        dump: PreparedDump<'_>,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<control::Checkpoint, StoreError> {
+        let Self {
+            services,
+            mut copies,
+        } = *self;
+        let (store, registry) = (dump.store(), &*services.registry);
+        // 1.
+        let content_digest = dump.digest();
+        if let Some(copies) = &mut copies {
+            copies.prepare(content_digest)?;
+        }
+        check_wanted(wanted)?;
+
+        // 2.
+        let began = Instant::now();
+        let contents = dump.contents();
+        let generation = match contents.kind {
+            Kind::Parked => 0,
+            _ => registry.reserve_generation(&contents.job)?,
+        };
+        let numbering = Numbering {
+            commit_deadline: services.deadline,
+            ..Numbering::new(generation)
+        };
+        let commit = Commit {
+            checkpoint: numbering.id.to_string(),
+            content_digest: content_digest.to_vec(),
+            job: contents.job.clone(),
+            generation,
+            parent_generation: contents.parent_generation,
+            created_unix_ms: numbering.created_unix_ms,
+            kind: contents.kind.into(),
+            origin: contents.origin.clone(),
+            session: contents.session.clone(),
+            deadline_ms: u64::try_from(services.deadline.as_millis()).unwrap_or(u64::MAX),
+            taken_by: contents.taken_by.clone(),
+        };
+
+        // 3.
+        let mut record = dump.seal(&numbering)?;
+
+        // 4.
+        let mut nodes = vec![services.node.clone()];
+        if let Some(copies) = &mut copies {
+            match copies.commit(&commit) {
+                Ok(others) => nodes.extend(others),
+                Err(error) => return Err(undo(store, &record, Some(&mut **copies), error)),
+            }
+        }
+        record.nodes.clone_from(&nodes);
+        record.copies_wanted = services.wanted_copies;
+
+        // 5. The caller may have given up meanwhile, because its freeze has a limit.
+        if let Err(error) = check_wanted(wanted) {
+            return Err(undo(store, &record, copies.as_deref_mut(), error));
+        }
+        if began.elapsed() > services.deadline {
+            let late = StoreError::from(SealingError::Late {
+                limit_s: services.deadline.as_secs(),
+            });
+            return Err(undo(store, &record, copies.as_deref_mut(), late));
+        }
+        let entry = Registered {
+            checkpoint: record.clone(),
+            content_digest,
+            nodes,
+            wanted_copies: services.wanted_copies,
+            damaged: Vec::new(),
+        };
+        if let Err(error) = registry.publish(&entry, None) {
+            match listed_after(registry, &record, &error) {
+                Listed::Yes => {}
+                Listed::No => return Err(undo(store, &record, copies.as_deref_mut(), error)),
+                // A node that dropped the copies now might drop a listed checkpoint; one that acknowledged might
+                // acknowledge an unlisted one. The dump counts as failed, so its task lives on. Once the registry
+                // is back, its listing decides, for every node alike (`settle`).
+                Listed::Unknown => {
+                    tracing::error!(id = %record.id, job = %record.job, %error, "not known whether it was published; the registry will tell");
+                    return Err(error);
+                }
+            }
+        }
+
+        // 6. The checkpoint exists: nothing from here on is an error of the dump.
+        if let Err(error) = store.publish(&record.id) {
+            tracing::error!(id = %record.id, %error, "published, and not marked as such here");
+        }
+        if let Some(copies) = &mut copies {
+            copies.published(&record.id);
+        }
+        Ok(record)
+    }
+}
+
+/// Drops a checkpoint everywhere that was sealed and is not listed; returns the error. `settle` later drops
+/// what cannot be dropped now.
+fn undo(
+    store: &Store,
+    record: &control::Checkpoint,
+    copies: Option<&mut (dyn CopyStreams + 'static)>,
+    error: StoreError,
+) -> StoreError {
+    tracing::warn!(id = %record.id, job = %record.job, %error, "rolled back");
+    if let Some(copies) = copies {
+        copies.roll_back(&record.id);
+    }
+    if let Err(error) = store.roll_back(&record.id, false) {
+        tracing::error!(id = %record.id, %error, "left over here");
+    }
+    error
+}
+
+/// Returns the outcome of a failed publication. It is unknown only if the registry did not answer.
+fn listed_after(
+    registry: &dyn Registry,
+    record: &control::Checkpoint,
+    error: &StoreError,
+) -> Listed {
+    if error.code() != ErrorCode::Unavailable {
+        return Listed::No;
+    }
+    // Parked checkpoints have no number to be found by.
+    let found = if record.generation == 0 {
+        registry.list("").map(|entries| {
+            let mut ids = entries.into_iter().map(|entry| entry.checkpoint.id);
+            ids.any(|id| id == record.id)
+        })
+    } else {
+        let found = registry.find(&record.job, record.generation);
+        found.map(|entry| entry.is_some_and(|entry| entry.checkpoint.id == record.id))
+    };
+    match found {
+        Ok(true) => Listed::Yes,
+        // The transaction may still be on its way.
+        Ok(false) | Err(_) => Listed::Unknown,
+    }
+}

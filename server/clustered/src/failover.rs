@@ -1,0 +1,286 @@
+//! Reads a checkpoint from this node's copy, or from other nodes where this node has no copy or a damaged one.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use permafrost_agent::remote::{self, MapDigest, RemoteCheckpoint};
+use permafrost_criu::directory;
+use permafrost_criu::frontend::{self, ServeImageError, StreamError};
+use permafrost_criu::source::{CheckpointSource, PagesOut};
+use permafrost_protocol::control;
+use permafrost_protocol::manifest::Manifest;
+use permafrost_store::{
+    LocalCheckpoint, ProgressReceiver, ReadingError, StoreError, checkpoint_name,
+};
+
+use crate::ClusteredStore;
+use crate::listing::{named_holders, not_here};
+
+/// Longest time that CRIU may take to connect once it has been promised its images.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A checkpoint that is being read from this node's copy, and from the others where that one fails.
+struct Failover<'a> {
+    store: &'a ClusteredStore,
+    /// Record of the checkpoint in the listing.
+    record: control::Checkpoint,
+    /// Manifest of the checkpoint; the map roots are this node's where it has a copy.
+    manifest: Manifest,
+    /// This node's copy, if it has one that can be opened.
+    here: Option<LocalCheckpoint>,
+    /// The other nodes' copies. `None`: there are none.
+    others: OnceLock<Option<RemoteCheckpoint>>,
+}
+
+impl ClusteredStore {
+    /// Writes a checkpoint into a directory as CRIU images: the small ones byte for byte, the pages in the files
+    /// that CRIU would have made, zero pages as holes. Every page is verified before it is written; pages that are
+    /// not here, or damaged here, come from another node.
+    ///
+    /// # Errors
+    /// There is no such checkpoint; a page is damaged, reported by name and address; no node that holds the
+    /// checkpoint can be reached; a file exists already or cannot be written.
+    pub fn export(
+        &self,
+        reference: &str,
+        small_images_only: bool,
+        directory: OwnedFd,
+        progress: ProgressReceiver<'_>,
+    ) -> Result<control::Exported, StoreError> {
+        let source = self.open(self.resolve(reference)?)?;
+        if small_images_only {
+            // Exported for a dump to be compared with: this is no restore.
+            return directory::export(&source, true, directory, progress);
+        }
+        let restoring = self.local.restoring(source.record.memory_bytes);
+        let exported = directory::export(&source, false, directory, &mut |bytes, total| {
+            restoring.progress(bytes);
+            progress(bytes, total);
+        })?;
+        let here = source.here.is_some();
+        self.local
+            .restored(&source.record, here, restoring, exported.bytes);
+        Ok(exported)
+    }
+
+    /// Serves a checkpoint to the CRIU that connects to `listener`, until that CRIU disconnects. Every page is
+    /// verified before it is given; one that is not here, or damaged here, comes from another node. If there is
+    /// none, the file ends early, which makes the restore fail. `served` counts the bytes as they are given.
+    ///
+    /// # Errors
+    /// There is no such checkpoint; nobody connects before `caller` disconnects; a page is damaged, reported by
+    /// name and address; no node that holds the checkpoint can be reached.
+    pub fn stream(
+        &self,
+        reference: &str,
+        listener: OwnedFd,
+        caller: &UnixStream,
+        served: &Arc<AtomicU64>,
+        progress: ProgressReceiver<'_>,
+    ) -> Result<control::Exported, StoreError> {
+        let source = self.open(self.resolve(reference)?)?;
+        let total_bytes = source.record.memory_bytes;
+        let mut restoring = self.local.restoring(total_bytes);
+        let counter = served;
+        let served =
+            frontend::accept(&UnixListener::from(listener), caller, PATIENCE).and_then(|criu| {
+                restoring.begun();
+                frontend::stream(&criu, &source, counter, &mut |bytes| {
+                    restoring.progress(bytes);
+                    progress(bytes, total_bytes);
+                })
+            });
+        let served = served.map_err(|error| match error {
+            StreamError::Source(error) => error,
+            StreamError::NobodyCame => ReadingError::NobodyCame.into(),
+            other => StoreError::io(format!("stream {}", checkpoint_name(&source.record)))(
+                io::Error::other(other.to_string()),
+            ),
+        })?;
+        let here = source.here.is_some();
+        self.local
+            .restored(&source.record, here, restoring, served.bytes);
+        Ok(control::Exported {
+            checkpoint: Some(source.record),
+            files: served.files,
+            bytes: served.bytes,
+            origin: source.manifest.origin,
+        })
+    }
+
+    /// Returns all details of one checkpoint. For one that is not here, the space that it takes here is zero.
+    ///
+    /// # Errors
+    /// No such checkpoint; a damaged manifest, and no other node has a copy.
+    pub fn show(&self, reference: &str) -> Result<control::Detail, StoreError> {
+        let shown = self.open(self.resolve(reference)?)?;
+        let (segments, exclusive_bytes) = shown.here.as_ref().map_or((0, 0), |here| {
+            let checkpoint = here.checkpoint();
+            let exclusive_bytes = self.local.region().exclusive_bytes(checkpoint);
+            (checkpoint.segments(), exclusive_bytes)
+        });
+        Ok(control::Detail {
+            manifest: Some(shown.manifest),
+            segments,
+            exclusive_bytes,
+            checkpoint: Some(self.local.with_state(shown.record)),
+            agent: String::new(),
+        })
+    }
+
+    fn open(&self, record: control::Checkpoint) -> Result<Failover<'_>, StoreError> {
+        let error = match self.local.open(record.clone()) {
+            Ok(here) => {
+                return Ok(Failover {
+                    store: self,
+                    record,
+                    manifest: here.manifest().clone(),
+                    here: Some(here),
+                    others: OnceLock::new(),
+                });
+            }
+            Err(error) => named_holders(error, &record),
+        };
+        if matches!(error, StoreError::Reading(ReadingError::Mislisted { .. })) {
+            return Err(error);
+        }
+        let is_damaged = !matches!(error, StoreError::NotFound(_));
+        if is_damaged {
+            self.report_damage(&record.id, &error);
+        }
+        match self.open_remote(&record) {
+            Ok(remote) => Ok(Failover {
+                store: self,
+                record,
+                manifest: remote.manifest().clone(),
+                here: None,
+                others: OnceLock::from(Some(remote)),
+            }),
+            Err(elsewhere) if !is_damaged && !record.nodes.is_empty() => Err(elsewhere),
+            // This error says more than that no other node has the checkpoint.
+            Err(_) => Err(error),
+        }
+    }
+}
+
+impl CheckpointSource for Failover<'_> {
+    type Error = StoreError;
+
+    fn record(&self) -> &control::Checkpoint {
+        &self.record
+    }
+
+    fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    fn small(
+        &self,
+        place: usize,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), ServeImageError<StoreError>> {
+        let mut cause = None;
+        if let Some(here) = &self.here {
+            let mut begun = false;
+            let read = here.small(place, &mut |bytes| {
+                begun = true;
+                sink(bytes)
+            });
+            match read {
+                Err(ServeImageError::Source(error)) if !begun => cause = Some(error),
+                read => return read,
+            }
+        }
+        let Some(others) = self.others(cause.as_ref()) else {
+            return Err(ServeImageError::Source(self.nobody(cause)));
+        };
+        let passed = others.image(place, sink);
+        passed.map_err(|error| self.error_of(cause, error))
+    }
+
+    fn pagemap(&self, place: usize) -> Result<Vec<u8>, StoreError> {
+        let mut cause = None;
+        if let Some(here) = &self.here {
+            match here.pagemap(place) {
+                Err(error) => cause = Some(error),
+                pagemap => return pagemap,
+            }
+        }
+        match self.others(cause.as_ref()) {
+            Some(others) => others
+                .pagemap(place)
+                .map_err(|error| self.failed(cause, error)),
+            None => Err(self.nobody(cause)),
+        }
+    }
+
+    fn pages(
+        &self,
+        place: usize,
+        out: &mut PagesOut<'_>,
+    ) -> Result<(), ServeImageError<StoreError>> {
+        let (mut next_index, mut cause) = (0, None);
+        if let Some(here) = &self.here {
+            match here.write_pages(place, out, &mut next_index) {
+                Err(ServeImageError::Source(error)) => cause = Some(error),
+                written => return written,
+            }
+        }
+        let Some(others) = self.others(cause.as_ref()) else {
+            return Err(ServeImageError::Source(self.nobody(cause)));
+        };
+        let before = match &self.here {
+            Some(here) => here
+                .digest_before(place, next_index)
+                .map_err(ServeImageError::Source)?,
+            None => MapDigest::default(),
+        };
+        let passed = others.pages(place, next_index, before, |run| out.put(run));
+        passed.map_err(|error| self.error_of(cause, error))
+    }
+}
+
+impl Failover<'_> {
+    /// Returns the error of a read from the other nodes, which followed on `cause`.
+    fn error_of(
+        &self,
+        cause: Option<StoreError>,
+        error: remote::ReadError<io::Error>,
+    ) -> ServeImageError<StoreError> {
+        match error {
+            remote::ReadError::Taker(error) => ServeImageError::Out(error),
+            remote::ReadError::Holders(error) => ServeImageError::Source(self.failed(cause, error)),
+        }
+    }
+
+    /// Returns the copies on other nodes. `cause` is the damage that was found in this node's copy, if any.
+    fn others(&self, cause: Option<&StoreError>) -> Option<&RemoteCheckpoint> {
+        if let Some(cause) = cause {
+            self.store.report_damage(&self.record.id, cause);
+        }
+        let find = || self.store.remote_of(&self.record, &self.manifest);
+        self.others.get_or_init(find).as_ref()
+    }
+
+    /// Returns the error to report: the one from this node's copy, if there is one, as it says more than that of
+    /// the other nodes, which is logged.
+    fn failed(&self, cause: Option<StoreError>, error: control::Error) -> StoreError {
+        let Some(cause) = cause else {
+            return StoreError::Elsewhere(error);
+        };
+        tracing::warn!(
+            checkpoint = checkpoint_name(&self.record),
+            error = error.message,
+            "nor do others have it"
+        );
+        cause
+    }
+
+    fn nobody(&self, cause: Option<StoreError>) -> StoreError {
+        cause.unwrap_or_else(|| not_here(&self.record))
+    }
+}

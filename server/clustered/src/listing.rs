@@ -1,0 +1,388 @@
+//! Looks up, lists, removes and pins checkpoints: those of the registry in a cluster, else those of the catalog.
+
+use permafrost_protocol::control;
+use permafrost_protocol::manifest::{CheckpointRef, JobName};
+use permafrost_store::{
+    ContentDigest, HeldCheckpoint, MissingObject, ProgressReceiver, PublicationState, ReadingError,
+    SealingError, StoreError, checkpoint_name, job_name,
+};
+
+use crate::{ClusteredStore, Registered};
+
+impl ClusteredStore {
+    /// Returns the checkpoint that `JOB` or `JOB@GEN` names.
+    ///
+    /// # Errors
+    /// The reference is invalid, or there is no such checkpoint.
+    pub fn resolve(&self, reference: &str) -> Result<control::Checkpoint, StoreError> {
+        let parsed: CheckpointRef =
+            reference
+                .parse()
+                .map_err(|source| ReadingError::Reference {
+                    reference: reference.to_owned(),
+                    source,
+                })?;
+        let found = self.look_up(parsed.job.as_str(), parsed.generation)?;
+        found.ok_or_else(|| StoreError::NotFound(MissingObject::Checkpoint(reference.to_owned())))
+    }
+
+    /// Lists the checkpoints of a job, or of all jobs, by job and generation, parked ones last.
+    ///
+    /// # Errors
+    /// No such job, or the catalog cannot be read.
+    pub fn list(&self, job: Option<&JobName>) -> Result<Vec<control::Checkpoint>, StoreError> {
+        let listed = self.listed(job.map(JobName::as_str))?;
+        if let Some(job) = job.filter(|_| listed.is_empty()) {
+            return Err(StoreError::NotFound(MissingObject::Job(job.to_string())));
+        }
+        let with_state = |record| self.local.with_state(record);
+        Ok(listed.into_iter().map(with_state).collect())
+    }
+
+    /// Removes a checkpoint, or every one of a job. Returns how many were removed.
+    ///
+    /// # Errors
+    /// No such job or checkpoint, or no valid name; it is pinned and `force` is not given, then nothing is removed.
+    pub fn remove(
+        &self,
+        reference: &str,
+        all_generations: bool,
+        force: bool,
+    ) -> Result<u64, StoreError> {
+        let doomed = if all_generations {
+            self.list(Some(&job_name(reference)?))?
+                .into_iter()
+                .filter(|record| record.generation > 0)
+                .collect()
+        } else {
+            vec![self.resolve(reference)?]
+        };
+        if let Some(pinned) = doomed.iter().find(|record| record.pinned && !force) {
+            return Err(SealingError::Pinned {
+                checkpoint: checkpoint_name(pinned),
+            }
+            .into());
+        }
+        for record in &doomed {
+            self.delete(record)?;
+        }
+        Ok(doomed.len() as u64)
+    }
+
+    /// Takes a checkpoint off the list, and removes it here.
+    pub(crate) fn delete(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
+        if self.local.holds(&record.id) {
+            self.local.check_listed(record)?;
+        }
+        // First of all: no client must find a half-removed checkpoint.
+        self.withdraw(record)?;
+        self.local.delete(record)
+    }
+
+    /// Pins or unpins a checkpoint.
+    ///
+    /// # Errors
+    /// No such checkpoint; the journal cannot be written.
+    pub fn pin(&self, reference: &str, pinned: bool) -> Result<control::Checkpoint, StoreError> {
+        // The registry may be slow, and seals wait for the store.
+        let mut record = self.resolve(reference)?;
+        if self.local.holds(&record.id) {
+            self.local.check_listed(&record)?;
+        }
+        record.pinned = pinned;
+        if let Some(registry) = self.registry().filter(|_| !record.nodes.is_empty()) {
+            // For all nodes; a rebuild also finds the pin in this node's region.
+            registry.set_pinned(&record, pinned)?;
+            if !self.local.holds(&record.id) {
+                return Ok(record);
+            }
+        }
+        self.local.set_pinned(&record)?;
+        Ok(record)
+    }
+
+    /// Reads every page that this node has of one checkpoint, of a job's newest, or (empty) of every checkpoint,
+    /// and checks them.
+    ///
+    /// # Errors
+    /// No such checkpoint, or not here. Damage is no error: the reply lists it.
+    pub fn verify(
+        &self,
+        reference: &str,
+        progress: ProgressReceiver<'_>,
+    ) -> Result<control::Verified, StoreError> {
+        if reference.is_empty() {
+            return self.local.verify(None, progress);
+        }
+        let record = self.resolve(reference)?;
+        let verified = self.local.verify(Some(record.clone()), progress);
+        verified.map_err(|error| named_holders(error, &record))
+    }
+
+    /// Refuses a checkpoint that is damaged here, and that no other node holds: before a restore begins rather than
+    /// in the middle of it.
+    ///
+    /// # Errors
+    /// [`ReadingError::Damaged`]; no such checkpoint.
+    pub fn check_restorable(&self, reference: &str) -> Result<(), StoreError> {
+        if !self.local.has_damage() {
+            return Ok(());
+        }
+        let record = self.resolve(reference)?;
+        let Some(damage) = self.local.damage(&record.id) else {
+            return Ok(());
+        };
+        let is_other = |node: &String| Some(node.as_str()) != self.node();
+        // A copy whose root is damaged can be read until the next start.
+        if record.nodes.iter().any(is_other) || self.local.has_damaged_root(&record.id) {
+            return Ok(());
+        }
+        Err(ReadingError::Damaged {
+            name: checkpoint_name(&record),
+            damage,
+        }
+        .into())
+    }
+
+    /// Returns the cluster's record of a checkpoint that this node holds, with its other holders; `None` where the
+    /// cluster does not list it, or there is no cluster.
+    ///
+    /// # Errors
+    /// The registry does not answer.
+    pub fn other_holders(
+        &self,
+        held: &HeldCheckpoint,
+    ) -> Result<Option<(control::Checkpoint, Vec<String>)>, StoreError> {
+        let Some(registry) = self.registry() else {
+            return Ok(None);
+        };
+        let entry = match &held.record {
+            Some(record) if record.generation > 0 => registry
+                .find(&record.job, record.generation)?
+                .filter(|entry| entry.checkpoint.id == held.id),
+            _ => registry
+                .list("")?
+                .into_iter()
+                .find(|entry| entry.checkpoint.id == held.id),
+        };
+        Ok(entry.map(|entry| {
+            let own = self.node();
+            let line = line(entry);
+            let others = line.nodes.iter().filter(|node| Some(node.as_str()) != own);
+            let others = others.cloned().collect();
+            (line, others)
+        }))
+    }
+
+    /// Returns the content digest that the registry lists for a checkpoint; `None` without a cluster.
+    ///
+    /// # Errors
+    /// The registry does not list the checkpoint, or does not answer.
+    pub fn listed_digest(
+        &self,
+        record: &control::Checkpoint,
+    ) -> Result<Option<ContentDigest>, StoreError> {
+        let Some(registry) = self.registry() else {
+            return Ok(None);
+        };
+        let found = registry.find(&record.job, record.generation)?;
+        match found {
+            Some(entry) if entry.checkpoint.id == record.id => Ok(Some(entry.content_digest)),
+            _ => Err(StoreError::NotFound(MissingObject::Checkpoint(
+                checkpoint_name(record),
+            ))),
+        }
+    }
+
+    /// Marks this node's copy of a checkpoint in the registry as damaged, or as whole; does nothing where the
+    /// cluster does not list it. If the registry cannot be reached, the sweep repeats it later.
+    pub fn list_damage(&self, record: &control::Checkpoint, damaged: bool) {
+        let Some((registry, node)) = self.registry().zip(self.node()) else {
+            return;
+        };
+        match registry.set_damaged(record, node, damaged) {
+            Ok(()) | Err(StoreError::NotFound(_)) => {}
+            Err(error) => {
+                tracing::warn!(id = %record.id, damaged, %error, "the registry does not know yet how this copy stands");
+            }
+        }
+    }
+
+    /// Returns a job's newest checkpoint that counts: in a cluster, the newest listed one.
+    pub(crate) fn head(&self, job: &str) -> Result<Option<control::Checkpoint>, StoreError> {
+        match self.registry() {
+            // A dump would fail without the registry, so it may fail here, before the task is frozen.
+            Some(registry) => Ok(registry.find(job, 0)?.map(line)),
+            None => self.local.record(job, None),
+        }
+    }
+
+    /// Returns a job's checkpoint of that generation, or its newest. While the registry does not answer, published
+    /// checkpoints of this node can still be read.
+    pub(crate) fn look_up(
+        &self,
+        job: &str,
+        generation: Option<u64>,
+    ) -> Result<Option<control::Checkpoint>, StoreError> {
+        if let Some(registry) = self.registry() {
+            match registry.find(job, generation.unwrap_or(0)) {
+                Ok(Some(entry)) => return Ok(Some(line(entry))),
+                Ok(None) => {
+                    let own = self.listed(Some(job))?;
+                    let own = own.into_iter().filter(|record| {
+                        record.generation > 0 && generation.is_none_or(|g| g == record.generation)
+                    });
+                    return Ok(own.max_by_key(|record| record.generation));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, job, "registry not asked: this node's own catalog answers");
+                }
+            }
+            let own = self.local.records(Some(job))?.into_iter().filter(|record| {
+                generation.is_none_or(|g| g == record.generation)
+                    && !self.is_provisional(&record.id)
+            });
+            return Ok(own.max_by_key(|record| record.generation));
+        }
+        self.local.record(job, generation)
+    }
+
+    /// Lists the checkpoints of a job, or all, by job and generation, parked ones last: those of the registry, and
+    /// those of this node that were sealed before it joined a cluster.
+    fn listed(&self, job: Option<&str>) -> Result<Vec<control::Checkpoint>, StoreError> {
+        let mut own = self.local.records(job)?;
+        let Some(registry) = self.registry() else {
+            return Ok(own);
+        };
+        match registry.list(job.unwrap_or_default()) {
+            Ok(entries) => {
+                own.retain(|record| !self.was_committed_here(&record.id));
+                own.retain(|record| entries.iter().all(|entry| entry.checkpoint.id != record.id));
+                own.extend(entries.into_iter().map(line));
+                own.sort_by(|a, b| {
+                    (a.generation == 0, &a.job, a.generation, &a.session).cmp(&(
+                        b.generation == 0,
+                        &b.job,
+                        b.generation,
+                        &b.session,
+                    ))
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "registry not asked: this node's own checkpoints are listed");
+                own.retain(|record| !self.is_provisional(&record.id));
+            }
+        }
+        Ok(own)
+    }
+
+    /// Takes a checkpoint off the cluster's list, if it is on it, and notifies the nodes that hold it.
+    pub(crate) fn withdraw(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
+        let Some(services) = &self.services else {
+            return Ok(());
+        };
+        let is_published = |mark: PublicationState| mark.published;
+        if record.nodes.is_empty() && !self.local.mark(&record.id).is_some_and(is_published) {
+            // The checkpoint was never listed.
+            return Ok(());
+        }
+        services.registry.withdraw(record)?;
+        if let Some(replicate) = &services.replicate {
+            let others = record.nodes.iter().filter(|node| **node != services.node);
+            let others: Vec<String> = others.cloned().collect();
+            replicate.withdrawn(&record.id, &others);
+        }
+        Ok(())
+    }
+
+    /// Returns a checkpoint that was sealed here, if it counts: in a cluster, only a listed checkpoint does.
+    ///
+    /// # Errors
+    /// The checkpoint is not known to be listed.
+    pub(crate) fn acknowledged(
+        &self,
+        record: control::Checkpoint,
+    ) -> Result<control::Checkpoint, StoreError> {
+        if !self.is_provisional(&record.id) {
+            return Ok(record);
+        }
+        let unknown = || {
+            StoreError::from(SealingError::Unlisted {
+                checkpoint: checkpoint_name(&record),
+            })
+        };
+        let registry = self.registry().ok_or_else(unknown)?;
+        let entry = registry.find(&record.job, record.generation)?;
+        let entry = entry.filter(|entry| entry.checkpoint.id == record.id);
+        let entry = entry.ok_or_else(unknown)?;
+        self.local.publish(&record.id)?;
+        Ok(line(entry))
+    }
+
+    /// Returns true if this node's copy of a checkpoint may be dropped, published or not: the cluster lists the
+    /// checkpoint without this node as a holder, or has taken it off the list.
+    ///
+    /// # Errors
+    /// The registry does not answer; it lists the copy.
+    pub fn may_go(&self, id: &str) -> Result<bool, StoreError> {
+        let Some(services) = self.services.as_ref().filter(|_| self.local.holds(id)) else {
+            return Ok(false);
+        };
+        let registry = &services.registry;
+        // A checkpoint whose manifest is damaged is looked up by its id.
+        let own = self.local.line_of(id);
+        let entry = match own.generation {
+            generation if generation > 0 => registry.find(&own.job, generation)?,
+            _ => {
+                let mut entries = registry.list("")?.into_iter();
+                entries.find(|entry| entry.checkpoint.id == id)
+            }
+        };
+        match entry.filter(|entry| entry.checkpoint.id == id) {
+            Some(entry) if entry.nodes.contains(&services.node) => Err(SealingError::Listed {
+                id: id.to_owned(),
+                node: services.node.clone(),
+            }
+            .into()),
+            Some(_) => Ok(true),
+            None => registry.is_withdrawn(&own),
+        }
+    }
+
+    pub(crate) fn is_provisional(&self, id: &str) -> bool {
+        self.local.mark(id).is_some_and(|mark| mark.provisional)
+    }
+
+    /// Returns true for a checkpoint that was sealed for a cluster, listed or not.
+    pub(crate) fn was_committed_here(&self, id: &str) -> bool {
+        let mark = self.local.mark(id);
+        mark.is_some_and(|mark| mark.provisional || mark.published)
+    }
+}
+
+/// Adds the holders to the error for a listed checkpoint that is not here.
+pub(crate) fn named_holders(error: StoreError, record: &control::Checkpoint) -> StoreError {
+    match error {
+        StoreError::NotFound(_) if !record.nodes.is_empty() => not_here(record),
+        error => error,
+    }
+}
+
+/// Returns the error for a checkpoint that is listed and not on this node.
+pub(crate) fn not_here(record: &control::Checkpoint) -> StoreError {
+    StoreError::NotFound(MissingObject::Copy {
+        checkpoint: checkpoint_name(record),
+        holders: record.nodes.clone(),
+    })
+}
+
+/// Returns the listing record of a registered checkpoint. Holders whose copy is damaged come last, so that they
+/// are asked last.
+fn line(entry: Registered) -> control::Checkpoint {
+    let damaged = entry.nodes.iter().filter(|node| entry.is_damaged_on(node));
+    control::Checkpoint {
+        nodes: entry.good().chain(damaged).cloned().collect(),
+        copies_wanted: entry.wanted_copies,
+        ..entry.checkpoint
+    }
+}
