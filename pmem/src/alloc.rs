@@ -1,77 +1,121 @@
-//! Allocation of segments, in DRAM: which owners hold which segments; rebuilt from the checkpoints' roots at every
-//! open.
+//! Allocation of segment numbers and of slots, in DRAM; rebuilt from the checkpoints' roots and the segment table at
+//! every open.
+//!
+//! Checkpoints and shadows hold segments. A held segment occupies the slot that it is in, alone or with other packed
+//! ones; a slot is free when nothing in it is held and no reader may have borrowed from it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::convert::to_usize;
 use crate::error::ShadowError;
-use crate::ids::SegmentNo;
+use crate::ids::{SegmentNo, SlotNo};
 use crate::space::Space;
+use crate::table::Position;
 
-/// Reference count of every segment, and a bitmap of the free ones.
+/// Reference counts of segments and slots, and a bitmap of the free slots.
 pub(crate) struct Allocator {
+    /// Holders of each segment.
     holders: Vec<u32>,
-    /// Bitmap with one bit a segment, set if the segment is free.
+    /// For each slot, the held segments in it, and the holds on the slot itself.
+    occupants: Vec<u32>,
+    /// Bitmap with one bit a slot, set if the slot is free.
     free_bits: Vec<u64>,
     free: u32,
-    /// First word that may have a free segment: no word before it has one.
+    /// First word that may have a free slot: no word before it has one.
     search_from: usize,
+    /// Number from which a free segment is searched that is not the one of its slot.
+    next_number: u32,
 }
 
 impl Allocator {
-    /// Makes an allocator with all segments free.
-    pub(crate) fn new(segments: u32) -> Self {
-        let count = crate::convert::to_usize(u64::from(segments));
+    /// Makes an allocator with all segments and slots free.
+    pub(crate) fn new(segments: u32, slots: u32) -> Self {
+        let count = to_usize(u64::from(slots));
         let mut free_bits = vec![u64::MAX; count.div_ceil(64)];
-        if let (Some(last), tail @ 1..) = (free_bits.last_mut(), segments % 64) {
+        if let (Some(last), tail @ 1..) = (free_bits.last_mut(), slots % 64) {
             *last = (1 << tail) - 1;
         }
         Self {
-            holders: vec![0; count],
+            holders: vec![0; to_usize(u64::from(segments))],
+            occupants: vec![0; count],
             free_bits,
-            free: segments,
+            free: slots,
             search_from: 0,
+            next_number: slots,
         }
     }
 
+    /// Number of free slots.
     pub(crate) fn free(&self) -> u32 {
         self.free
     }
 
-    /// Takes the lowest free segment, with one holder: low ones first keeps extents long, and reuses the memory that
-    /// a tmpfs has already mapped.
-    fn take(&mut self) -> Option<SegmentNo> {
+    /// Occupies the lowest free slot: low ones first keeps extents long, and reuses the memory that a tmpfs has already
+    /// mapped.
+    fn take_slot(&mut self) -> Option<SlotNo> {
         for (word, bits) in self.free_bits.iter().enumerate().skip(self.search_from) {
             if *bits != 0 {
                 self.search_from = word;
-                let index = word * 64 + crate::convert::to_usize(u64::from(bits.trailing_zeros()));
-                let segment = SegmentNo(u32::try_from(index).ok()?);
-                self.hold(segment);
-                return Some(segment);
+                let index = word * 64 + to_usize(u64::from(bits.trailing_zeros()));
+                let slot = SlotNo(u32::try_from(index).ok()?);
+                self.occupy(slot);
+                return Some(slot);
             }
         }
         self.search_from = self.free_bits.len();
         None
     }
 
-    /// Adds a holder to a segment.
-    pub(crate) fn hold(&mut self, segment: SegmentNo) {
-        let index = crate::convert::to_usize(u64::from(segment.0));
-        self.holders[index] += 1;
-        if self.holders[index] == 1 {
+    /// Returns a segment that nothing holds: the one of this slot if possible, which needs no entry in the table.
+    fn free_number(&mut self, slot: SlotNo) -> Option<SegmentNo> {
+        let own = SegmentNo(slot.0);
+        if self.is_free(own) {
+            return Some(own);
+        }
+        let count = u32::try_from(self.holders.len()).unwrap_or(u32::MAX);
+        let numbers = (self.next_number..count).chain(0..self.next_number);
+        let found = numbers
+            .map(SegmentNo)
+            .find(|&number| self.is_free(number))?;
+        self.next_number = found.0;
+        Some(found)
+    }
+
+    fn occupy(&mut self, slot: SlotNo) {
+        let index = to_usize(u64::from(slot.0));
+        self.occupants[index] += 1;
+        if self.occupants[index] == 1 {
             self.free_bits[index / 64] &= !(1 << (index % 64));
             self.free -= 1;
         }
     }
 
-    /// Removes a holder from a segment, which is free after the last.
-    fn release(&mut self, segment: SegmentNo) {
-        let index = crate::convert::to_usize(u64::from(segment.0));
-        self.holders[index] -= 1;
-        if self.holders[index] == 0 {
+    fn vacate(&mut self, slot: SlotNo) {
+        let index = to_usize(u64::from(slot.0));
+        self.occupants[index] -= 1;
+        if self.occupants[index] == 0 {
             self.free_bits[index / 64] |= 1 << (index % 64);
             self.free += 1;
             self.search_from = self.search_from.min(index / 64);
+        }
+    }
+
+    /// Adds a holder to a segment, which is in `slot`; `None` if that is unknown.
+    fn hold(&mut self, segment: SegmentNo, slot: Option<SlotNo>) {
+        let index = to_usize(u64::from(segment.0));
+        self.holders[index] += 1;
+        if let (1, Some(slot)) = (self.holders[index], slot) {
+            self.occupy(slot);
+        }
+    }
+
+    /// Removes a holder from a segment, which is free after the last.
+    fn release(&mut self, segment: SegmentNo, slot: Option<SlotNo>) {
+        let index = to_usize(u64::from(segment.0));
+        self.holders[index] -= 1;
+        if let (0, Some(slot)) = (self.holders[index], slot) {
+            self.vacate(slot);
         }
     }
 
@@ -79,8 +123,84 @@ impl Allocator {
         self.holders(segment) == 0
     }
 
-    fn holders(&self, segment: SegmentNo) -> u32 {
-        self.holders[crate::convert::to_usize(u64::from(segment.0))]
+    /// Number of held segments in a slot, and of holds on it.
+    pub(crate) fn occupants(&self, slot: SlotNo) -> u32 {
+        self.occupants[to_usize(u64::from(slot.0))]
+    }
+
+    pub(crate) fn holders(&self, segment: SegmentNo) -> u32 {
+        self.holders[to_usize(u64::from(segment.0))]
+    }
+}
+
+impl Space {
+    /// Adds a holder to segments.
+    fn hold(&self, segments: impl Iterator<Item = SegmentNo>) {
+        let mut allocator = self.allocator();
+        for segment in segments {
+            allocator.hold(segment, self.table.slot(&self.geometry, segment));
+        }
+    }
+
+    /// Removes a holder from segments.
+    fn release(&self, segments: impl Iterator<Item = SegmentNo>) {
+        let mut allocator = self.allocator();
+        for segment in segments {
+            allocator.release(segment, self.table.slot(&self.geometry, segment));
+        }
+    }
+
+    /// Occupies a free slot without a lost page; `spare` slots are left. A slot with a lost page stays occupied and
+    /// unused: bytes that are written to a lost page are not stored.
+    fn take_slot(&self, allocator: &mut Allocator, spare: u32) -> Option<SlotNo> {
+        while allocator.free() > spare {
+            let slot = allocator.take_slot()?;
+            if !self.has_lost_page(slot) {
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// Changes where a held segment is, for readers from now on; the caller has made its pages durable there. Returns a
+    /// hold on the slot that it was in.
+    pub(crate) fn move_segment(
+        self: &Arc<Self>,
+        segment: SegmentNo,
+        to: Position,
+    ) -> Option<SlotHold> {
+        let mut allocator = self.allocator();
+        let from = self.table.slot(&self.geometry, segment)?;
+        allocator.occupy(self.geometry.slot_of(to.header_at)?);
+        self.table.set(&self.geometry, segment, to);
+        // What the segment occupied is passed to the hold.
+        Some(SlotHold {
+            space: Arc::clone(self),
+            slot: from,
+        })
+    }
+}
+
+/// Hold on a slot, whatever is in it.
+pub(crate) struct SlotHold {
+    space: Arc<Space>,
+    pub(crate) slot: SlotNo,
+}
+
+impl SlotHold {
+    /// Takes a free slot for cleaning, the reserved one if need be; `None` if there is none.
+    pub(crate) fn take(space: &Arc<Space>) -> Option<Self> {
+        let slot = space.take_slot(&mut space.allocator(), 0)?;
+        Some(Self {
+            space: Arc::clone(space),
+            slot,
+        })
+    }
+}
+
+impl Drop for SlotHold {
+    fn drop(&mut self) {
+        self.space.allocator().vacate(self.slot);
     }
 }
 
@@ -89,6 +209,10 @@ impl Allocator {
 pub(crate) struct Extent {
     pub(crate) first: u32,
     pub(crate) end: u32,
+}
+
+fn segments(extents: &[Extent]) -> impl Iterator<Item = SegmentNo> {
+    extents.iter().flat_map(|e| e.first..e.end).map(SegmentNo)
 }
 
 /// Joins ascending segments to extents.
@@ -117,11 +241,7 @@ pub(crate) struct Lease {
 impl Lease {
     /// Takes hold of segments that a recovered root refers to.
     pub(crate) fn recover(space: &Arc<Space>, extents: Vec<Extent>) -> Self {
-        let mut allocator = space.allocator.lock();
-        for segment in extents.iter().flat_map(|e| e.first..e.end) {
-            allocator.hold(SegmentNo(segment));
-        }
-        drop(allocator);
+        space.hold(segments(&extents));
         Self {
             space: Arc::clone(space),
             extents,
@@ -132,21 +252,23 @@ impl Lease {
         &self.extents
     }
 
-    pub(crate) fn segments(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.extents
             .iter()
             .map(|e| u64::from(e.end - e.first))
             .sum()
     }
 
-    /// Returns the number of segments that have no other holder.
-    pub(crate) fn exclusive(&self) -> u64 {
-        let allocator = self.space.allocator.lock();
-        let alone = self.extents.iter().flat_map(|e| e.first..e.end);
-        let alone = alone
-            .filter(|&s| allocator.holders(SegmentNo(s)) == 1)
-            .count();
-        crate::convert::to_u64(alone)
+    /// Returns the held segments, ascending.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = SegmentNo> {
+        segments(&self.extents)
+    }
+
+    /// Returns the bytes of the segments that have no other holder.
+    pub(crate) fn exclusive_bytes(&self) -> u64 {
+        let allocator = self.space.allocator();
+        let alone = self.segments().filter(|&s| allocator.holders(s) == 1);
+        alone.map(|segment| self.space.segment_bytes(segment)).sum()
     }
 
     /// Returns true if the segment is held. O(log extents).
@@ -163,11 +285,17 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut allocator = self.space.allocator.lock();
-        for segment in self.extents.iter().flat_map(|e| e.first..e.end) {
-            allocator.release(SegmentNo(segment));
-        }
+        self.space.release(segments(&self.extents));
     }
+}
+
+/// A segment taken by a shadow.
+pub(crate) struct Allocated {
+    pub(crate) segment: SegmentNo,
+    /// Byte offset of its slot.
+    pub(crate) header_at: u64,
+    /// True if its entry in the segment table has to be written before a record refers to it.
+    pub(crate) needs_entry: bool,
 }
 
 /// A shadow's hold on its segments, growing; given back if the shadow is dropped.
@@ -187,27 +315,40 @@ impl Holdings {
         }
     }
 
-    /// Takes a free segment.
-    pub(crate) fn allocate(&mut self) -> Result<SegmentNo, ShadowError> {
-        if let Some(failure) = self.space.failure.get() {
+    /// Takes a free segment and a slot for it.
+    pub(crate) fn allocate(&mut self) -> Result<Allocated, ShadowError> {
+        let space = &self.space;
+        if let Some(failure) = space.failure.get() {
             return Err(ShadowError::Failed(failure.clone()));
         }
-        let mut allocator = self.space.allocator.lock();
-        loop {
-            let Some(segment) = allocator.take() else {
-                let segment_bytes = u64::from(self.space.geometry.segment_bytes);
-                return Err(ShadowError::Full {
-                    needed: segment_bytes,
-                    free: u64::from(allocator.free()) * segment_bytes,
-                });
-            };
-            // A segment with a lost page stays allocated and unused: bytes that are written to a lost page are not
-            // stored.
-            if !self.space.has_lost_page(segment) {
-                self.segments.insert(segment.0);
-                return Ok(segment);
+        let mut allocator = space.allocator();
+        let spare = space.geometry.reserved_slots();
+        let taken = space.take_slot(&mut allocator, spare);
+        let number = taken.and_then(|slot| allocator.free_number(slot));
+        let (Some(slot), Some(segment)) = (taken, number) else {
+            if let Some(slot) = taken {
+                allocator.vacate(slot);
             }
-        }
+            let segment_bytes = u64::from(space.geometry.segment_bytes);
+            return Err(ShadowError::Full {
+                needed: segment_bytes,
+                free: u64::from(allocator.free().saturating_sub(spare)) * segment_bytes,
+            });
+        };
+        let header_at = space.geometry.slot_at(slot);
+        let position = Position {
+            header_at,
+            packed_pages: None,
+        };
+        let needs_entry = space.table.set(&space.geometry, segment, position);
+        // The segment occupies the slot from here on.
+        allocator.hold(segment, None);
+        self.segments.insert(segment.0);
+        Ok(Allocated {
+            segment,
+            header_at,
+            needs_entry,
+        })
     }
 
     /// Holds a segment that a live checkpoint holds, too.
@@ -217,7 +358,7 @@ impl Holdings {
         }
         self.recent = Some(segment);
         if self.segments.insert(segment.0) {
-            self.space.allocator.lock().hold(segment);
+            self.space.hold(std::iter::once(segment));
         }
     }
 
@@ -237,10 +378,8 @@ impl Holdings {
 
 impl Drop for Holdings {
     fn drop(&mut self) {
-        let mut allocator = self.space.allocator.lock();
-        for &segment in &self.segments {
-            allocator.release(SegmentNo(segment));
-        }
+        self.space
+            .release(self.segments.iter().copied().map(SegmentNo));
     }
 }
 
@@ -249,19 +388,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lowest_free_segment_first_and_none_twice() {
-        let mut a = Allocator::new(130);
-        let taken: Vec<u32> = std::iter::from_fn(|| a.take()).map(|s| s.0).collect();
+    fn lowest_free_slot_first_and_none_twice() {
+        let mut a = Allocator::new(260, 130);
+        let taken: Vec<u32> = std::iter::from_fn(|| a.take_slot()).map(|s| s.0).collect();
         assert_eq!(taken, (0..130).collect::<Vec<_>>());
         assert_eq!(a.free(), 0);
-        a.release(SegmentNo(129));
-        a.hold(SegmentNo(3));
-        a.release(SegmentNo(3));
-        a.release(SegmentNo(5));
+        a.vacate(SlotNo(129));
+        a.occupy(SlotNo(3));
+        a.vacate(SlotNo(3));
+        a.vacate(SlotNo(5));
         assert_eq!(
-            (a.take(), a.take(), a.take()),
-            (Some(SegmentNo(5)), Some(SegmentNo(129)), None)
+            (a.take_slot(), a.take_slot(), a.take_slot()),
+            (Some(SlotNo(5)), Some(SlotNo(129)), None)
         );
+    }
+
+    #[test]
+    fn a_segment_occupies_its_slot_while_it_has_holders() {
+        let mut a = Allocator::new(16, 2);
+        let (segment, slot) = (SegmentNo(9), Some(SlotNo(1)));
+        a.hold(segment, slot);
+        a.hold(segment, slot);
+        a.hold(SegmentNo(1), slot);
+        assert_eq!((a.free(), a.holders(segment)), (1, 2));
+        a.release(segment, slot);
+        a.release(segment, slot);
+        assert_eq!(a.free(), 1);
+        a.release(SegmentNo(1), slot);
+        assert_eq!(a.free(), 2);
+    }
+
+    #[test]
+    fn a_slot_gets_its_own_number_or_another_free_one() {
+        let mut a = Allocator::new(4, 2);
+        assert_eq!(a.free_number(SlotNo(1)), Some(SegmentNo(1)));
+        for held in [1, 2, 3] {
+            a.hold(SegmentNo(held), None);
+        }
+        assert_eq!(a.free_number(SlotNo(1)), Some(SegmentNo(0)));
+        a.hold(SegmentNo(0), None);
+        assert_eq!(a.free_number(SlotNo(0)), None);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::alloc::Lease;
 use crate::error::{BlobError, OpenError, PageError};
 use crate::ids::{CheckpointId, PageNo, SegmentNo};
 use crate::map::{MapRoot, PageMap};
+use crate::readers::Reader;
 use crate::root;
 use crate::space::Space;
 
@@ -20,12 +21,18 @@ pub const ATTR_PUBLISHED: u32 = 2;
 /// Attribute bit 2: sealed for a cluster that does not list it yet, as far as is known here.
 pub const ATTR_PROVISIONAL: u32 = 4;
 
-/// A sealed, immutable checkpoint. While any reference to one lives, its segments are not reused, even
-/// after it was deleted.
+/// A reference to a sealed, immutable checkpoint. While any reference to one lives, its segments are not reused, even
+/// after it was deleted, nor are the slots that they were in before a move.
 pub struct StoredCheckpoint {
+    sealed: Arc<Sealed>,
+    reader: Reader,
+}
+
+/// A sealed checkpoint, as the region has it.
+pub(crate) struct Sealed {
     id: CheckpointId,
     space: Arc<Space>,
-    lease: Lease,
+    lease: Arc<Lease>,
     /// Page number of its root, and that page's CRC32.
     root: (PageNo, u32),
     manifest: MapRoot,
@@ -35,7 +42,7 @@ pub struct StoredCheckpoint {
     pub(crate) order: u64,
 }
 
-impl StoredCheckpoint {
+impl Sealed {
     pub(crate) fn new(
         id: CheckpointId,
         space: &Arc<Space>,
@@ -48,7 +55,7 @@ impl StoredCheckpoint {
         Self {
             id,
             space: Arc::clone(space),
-            lease,
+            lease: Arc::new(lease),
             root,
             manifest,
             manifest_bytes,
@@ -57,10 +64,34 @@ impl StoredCheckpoint {
         }
     }
 
+    pub(crate) fn id(&self) -> CheckpointId {
+        self.id
+    }
+
+    pub(crate) fn store_attrs(&self, bits: u32) {
+        self.attrs.store(bits, Ordering::Relaxed);
+    }
+}
+
+impl StoredCheckpoint {
+    /// Makes a reference, through which pages can be read.
+    pub(crate) fn of(sealed: &Arc<Sealed>) -> Arc<Self> {
+        Arc::new(Self {
+            reader: Reader::new(&sealed.space, &sealed.lease),
+            sealed: Arc::clone(sealed),
+        })
+    }
+
+    /// Returns true if a page was lost in a slot that segments of the checkpoint were in while this reference existed.
+    pub(crate) fn lost_retired_page(&self) -> bool {
+        self.reader
+            .any_slot(|slot| self.sealed.space.has_lost_page(slot))
+    }
+
     /// Returns the id of the checkpoint in the region.
     #[must_use]
-    pub const fn id(&self) -> CheckpointId {
-        self.id
+    pub fn id(&self) -> CheckpointId {
+        self.sealed.id
     }
 
     /// Reads both copies of every root page. Returns the number of pages of which one copy is damaged while the other
@@ -69,8 +100,8 @@ impl StoredCheckpoint {
     /// # Errors
     /// [`OpenError`]: the error with which the next open would refuse the region.
     pub fn check_root(&self) -> Result<u64, OpenError> {
-        let (page, crc32) = self.root;
-        root::load(&self.space, self.id, page, crc32).map(|root| root.damaged_copies)
+        let (page, crc32) = self.sealed.root;
+        root::load(&self.sealed.space, self.sealed.id, page, crc32).map(|root| root.damaged_copies)
     }
 
     /// Returns the manifest as sealed, verified.
@@ -79,12 +110,12 @@ impl StoredCheckpoint {
     /// [`PageError`] if the manifest is damaged.
     pub fn manifest(self: &Arc<Self>) -> Result<Vec<u8>, PageError> {
         let mut manifest = Vec::new();
-        let copied = self
-            .map(&self.manifest)
-            .read_blob(self.manifest_bytes, |bytes| {
-                manifest.extend_from_slice(bytes);
-                Ok(())
-            });
+        let copied =
+            self.map(&self.sealed.manifest)
+                .read_blob(self.sealed.manifest_bytes, |bytes| {
+                    manifest.extend_from_slice(bytes);
+                    Ok(())
+                });
         match copied {
             Ok(()) => Ok(manifest),
             Err(BlobError::Page(error)) => Err(error),
@@ -95,26 +126,18 @@ impl StoredCheckpoint {
     /// Returns the attribute bits, as last set.
     #[must_use]
     pub fn attrs(&self) -> u32 {
-        self.attrs.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn store_attrs(&self, bits: u32) {
-        self.attrs.store(bits, Ordering::Relaxed);
+        self.sealed.attrs.load(Ordering::Relaxed)
     }
 
     /// Returns the number of segments with pages of the checkpoint, inherited ones included.
     #[must_use]
     pub fn segments(&self) -> u64 {
-        self.lease.segments()
+        self.sealed.lease.count()
     }
 
-    /// Returns the numbers of those segments, ascending.
+    /// Returns the numbers of the segments with pages of the checkpoint, inherited ones included, ascending.
     pub fn segment_numbers(&self) -> impl Iterator<Item = SegmentNo> {
-        self.lease
-            .extents()
-            .iter()
-            .flat_map(|extent| extent.first..extent.end)
-            .map(SegmentNo)
+        self.sealed.lease.segments()
     }
 
     /// Returns a map that the manifest refers to, for reading. The root is not read before pages are.
@@ -124,19 +147,28 @@ impl StoredCheckpoint {
     }
 
     pub(crate) fn space(&self) -> &Arc<Space> {
-        &self.space
+        &self.sealed.space
     }
 
-    pub(crate) fn lease(&self) -> &Lease {
-        &self.lease
+    pub(crate) fn lease(&self) -> &Arc<Lease> {
+        &self.sealed.lease
+    }
+
+    pub(crate) fn manifest_map(self: &Arc<Self>) -> PageMap {
+        self.map(&self.sealed.manifest)
+    }
+
+    /// Reads the root, and returns its pages: each is the first of two equal ones.
+    pub(crate) fn root_pages(&self) -> Result<Vec<PageNo>, OpenError> {
+        let (page, crc32) = self.sealed.root;
+        root::load(&self.sealed.space, self.sealed.id, page, crc32).map(|root| root.pages)
     }
 }
 
 impl fmt::Debug for StoredCheckpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Checkpoint")
-            .field("id", &self.id)
-            .field("segments", &self.segments())
+            .field("id", &self.id())
             .field("attrs", &self.attrs())
             .finish_non_exhaustive()
     }

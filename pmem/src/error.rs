@@ -85,6 +85,21 @@ pub enum MediumError {
     },
 }
 
+/// Cleaning stopped. Checkpoints are as they were.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CleanError {
+    /// No slot is free to move segments to.
+    #[error("no free space to move segments to: remove a checkpoint first")]
+    Full,
+    /// The region takes no writes.
+    #[error("clean region")]
+    Journal(#[from] JournalError),
+    /// The medium failed.
+    #[error("move segments")]
+    Io(#[from] io::Error),
+}
+
 /// Formatting failed; the medium holds no region.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -214,6 +229,17 @@ pub enum OpenError {
         /// Newest format version that this build reads.
         supported: u32,
     },
+    /// Written by an older build.
+    #[error(
+        "format version {found}; this build reads version {supported} only: export the checkpoints with the build that wrote \
+         them, or name a new file"
+    )]
+    OlderVersion {
+        /// Format version of the region.
+        found: u32,
+        /// Format version that this build reads.
+        supported: u32,
+    },
     /// The medium ends before the region does.
     #[error("the region has {expected} bytes, the medium only {found}: it was truncated")]
     Truncated {
@@ -269,6 +295,9 @@ pub enum MapFault {
     /// The page is not a node of the expected level, or its entries do not ascend.
     #[error("not a well-formed node")]
     Malformed,
+    /// The segment table does not tell where the segment is, or its header does not tell which pages are stored.
+    #[error("the location of the page's segment is damaged")]
+    Location,
     /// Refers to a page outside the segments of its checkpoint.
     #[error("refers to a page outside the checkpoint's segments")]
     Outside,
@@ -502,14 +531,28 @@ pub(crate) fn outside(location: PageNo) -> PageError {
     }
 }
 
-/// Makes the error of reading a node or page checksums of a map.
-pub(crate) fn unreadable(location: PageNo, error: io::Error) -> PageError {
-    match LostPage::of(&error) {
-        Some(_) => PageError::MapCorrupt {
-            location,
-            fault: MapFault::Unreadable,
-        },
-        None => PageError::Io(error),
+/// Reading a part of a segment failed.
+#[derive(Debug)]
+pub(crate) enum SegmentError {
+    /// The location is damaged.
+    Fault(MapFault),
+    /// The medium returned an error.
+    Io(io::Error),
+}
+
+impl SegmentError {
+    /// Makes the error of a reader that wanted the page at `location`.
+    pub(crate) fn at(self, location: PageNo) -> PageError {
+        match self {
+            Self::Fault(fault) => PageError::MapCorrupt { location, fault },
+            Self::Io(error) => match LostPage::of(&error) {
+                Some(_) => PageError::MapCorrupt {
+                    location,
+                    fault: MapFault::Unreadable,
+                },
+                None => PageError::Io(error),
+            },
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::convert::to_u64;
 use crate::error::{FormatError, NotInSegments, SegmentPlace};
-use crate::ids::{PageNo, SegmentNo};
-use crate::layout::{RECORD_BYTES, Superblock};
+use crate::ids::{PageNo, SegmentNo, SlotNo};
+use crate::layout::{RECORD_BYTES, Superblock, TABLE_ENTRY_BYTES};
 use crate::{PAGE_BYTES, PAGE_SIZE};
 
 /// Bytes of the two superblocks, a page each.
@@ -16,10 +16,18 @@ const _: () = assert!(RECORDS_PER_PAGE as usize * RECORD_BYTES == PAGE_SIZE);
 const MAX_JOURNAL_RECORDS: u32 = 1 << 20;
 /// Records of a journal half where their number is not given, at least.
 const LEAST_RECORDS: u32 = 64;
-/// Highest byte offset that segment 0 can have.
+/// Segment numbers for each slot: cleaning puts the pages of several sparse segments into one slot, and a small
+/// checkpoint needs a segment number but not a slot.
+const SEGMENTS_PER_SLOT: u64 = 8;
+/// Most segment numbers of a region; more slots than these there cannot be either.
+const MAX_SEGMENTS: u32 = 1 << 24;
+/// Highest byte offset that slot 0 can have.
 pub(crate) const LAST_SEGMENTS_AT: u64 = (SUPERBLOCKS_BYTES
-    + 2 * MAX_JOURNAL_RECORDS as u64 * RECORD_BYTES as u64)
+    + 2 * MAX_JOURNAL_RECORDS as u64 * RECORD_BYTES as u64
+    + 2 * MAX_SEGMENTS as u64 * TABLE_ENTRY_BYTES as u64)
     .next_multiple_of(MAX_SEGMENT_BYTES as u64);
+/// Slots from which on one is kept free of dumps, for cleaning. Smaller regions are cleaned while a slot is free.
+const SLOTS_WITH_RESERVE: u32 = 64;
 
 /// Sizes and offsets of a region's parts, consistent by construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +35,9 @@ pub(crate) struct Geometry {
     pub(crate) capacity_bytes: u64,
     pub(crate) journal_at: u64,
     pub(crate) journal_records: u32,
+    pub(crate) table_at: u64,
     pub(crate) segments_at: u64,
+    pub(crate) slots: u32,
     pub(crate) segments: u32,
     pub(crate) segment_bytes: u32,
 }
@@ -56,21 +66,31 @@ impl Geometry {
             });
         }
         let journal_end = SUPERBLOCKS_BYTES + 2 * half_bytes(records);
-        let segments_at = journal_end.next_multiple_of(u64::from(segment_bytes));
-        let segments = medium_bytes.saturating_sub(segments_at) / u64::from(segment_bytes);
+        let slot_bytes = u64::from(segment_bytes);
         let capacity = || FormatError::Capacity {
             capacity_bytes: medium_bytes,
             needed_bytes: least_bytes(segment_bytes, journal_records),
         };
-        let segments = u32::try_from(segments).map_err(|_| capacity())?;
-        if segments == 0 {
+        // The table is as large as it would be if it and the journal had slots, too.
+        let most = medium_bytes.saturating_sub(journal_end) / slot_bytes;
+        let most = u32::try_from(most)
+            .ok()
+            .filter(|most| *most <= MAX_SEGMENTS);
+        let segments = segments_for(most.ok_or_else(capacity)?);
+        let table_end = journal_end + 2 * table_bytes(segments);
+        let segments_at = table_end.next_multiple_of(slot_bytes);
+        let slots = medium_bytes.saturating_sub(segments_at) / slot_bytes;
+        let slots = u32::try_from(slots).map_err(|_| capacity())?;
+        if slots == 0 {
             return Err(capacity());
         }
         Ok(Self {
-            capacity_bytes: segments_at + u64::from(segments) * u64::from(segment_bytes),
+            capacity_bytes: segments_at + u64::from(slots) * slot_bytes,
             journal_at: SUPERBLOCKS_BYTES,
             journal_records: records,
+            table_at: journal_end,
             segments_at,
+            slots,
             segments,
             segment_bytes,
         })
@@ -82,20 +102,24 @@ impl Geometry {
             capacity_bytes: block.capacity_bytes.get(),
             journal_at: block.journal_at.get(),
             journal_records: block.journal_records.get(),
+            table_at: block.table_at.get(),
             segments_at: block.segments_at.get(),
+            slots: block.slots.get(),
             segments: block.segments.get(),
             segment_bytes: block.segment_bytes.get(),
         };
         let segment_bytes = u64::from(geometry.segment_bytes);
         let possible = valid_segment_bytes(geometry.segment_bytes)
             && valid_journal_records(geometry.journal_records)
-            && geometry.segments > 0
+            && geometry.slots > 0
+            && (geometry.slots..=MAX_SEGMENTS).contains(&geometry.segments)
             && geometry.journal_at == SUPERBLOCKS_BYTES
-            && geometry.segments_at >= SUPERBLOCKS_BYTES + 2 * half_bytes(geometry.journal_records)
+            && geometry.table_at == SUPERBLOCKS_BYTES + 2 * half_bytes(geometry.journal_records)
+            && geometry.segments_at >= geometry.table_at + 2 * table_bytes(geometry.segments)
             && geometry.segments_at.is_multiple_of(segment_bytes)
             && geometry
                 .segments_at
-                .checked_add(u64::from(geometry.segments) * segment_bytes)
+                .checked_add(u64::from(geometry.slots) * segment_bytes)
                 == Some(geometry.capacity_bytes);
         possible.then_some(geometry)
     }
@@ -110,14 +134,32 @@ impl Geometry {
         self.segment_bytes >> PAGE_BYTES.trailing_zeros()
     }
 
-    /// Returns the byte offset of a segment.
-    pub(crate) fn segment_at(&self, segment: SegmentNo) -> u64 {
-        self.segments_at + u64::from(segment.0) * u64::from(self.segment_bytes)
+    /// Bytes of one copy of the segment table.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        table_bytes(self.segments)
+    }
+
+    /// Number of free slots that dumps leave to cleaning.
+    pub(crate) fn reserved_slots(&self) -> u32 {
+        u32::from(self.slots >= SLOTS_WITH_RESERVE)
+    }
+
+    /// Returns the byte offset of a slot.
+    pub(crate) fn slot_at(&self, slot: SlotNo) -> u64 {
+        self.segments_at + u64::from(slot.0) * u64::from(self.segment_bytes)
+    }
+
+    /// Returns the slot that a byte offset lies in.
+    pub(crate) fn slot_of(&self, at: u64) -> Option<SlotNo> {
+        let slot = at.checked_sub(self.segments_at)? / u64::from(self.segment_bytes);
+        let slot = u32::try_from(slot).ok()?;
+        (slot < self.slots).then_some(SlotNo(slot))
     }
 
     /// Returns the page number of a page of a segment.
     pub(crate) fn page_no(&self, segment: SegmentNo, page: u32) -> PageNo {
-        PageNo(self.segment_at(segment) / PAGE_BYTES + u64::from(page))
+        let before = u64::from(segment.0) * u64::from(self.segment_pages());
+        PageNo(self.segments_at / PAGE_BYTES + before + u64::from(page))
     }
 
     /// Returns the position of `pages` pages from `first`: all in one segment, none of them its header.
@@ -147,7 +189,19 @@ impl Geometry {
 pub(crate) fn least_bytes(segment_bytes: u32, journal_records: Option<u32>) -> u64 {
     let records = journal_records.unwrap_or(LEAST_RECORDS);
     let segment_bytes = u64::from(segment_bytes);
-    (SUPERBLOCKS_BYTES + 2 * half_bytes(records)).next_multiple_of(segment_bytes) + segment_bytes
+    let journal_end = SUPERBLOCKS_BYTES + 2 * half_bytes(records);
+    // A table of a page a copy is enough for so few slots.
+    (journal_end + 2 * table_bytes(1)).next_multiple_of(segment_bytes) + segment_bytes
+}
+
+fn segments_for(slots: u32) -> u32 {
+    let segments = (u64::from(slots) * SEGMENTS_PER_SLOT).min(u64::from(MAX_SEGMENTS));
+    u32::try_from(segments).unwrap_or(MAX_SEGMENTS).max(1)
+}
+
+/// Bytes of one copy of a segment table: whole pages.
+fn table_bytes(segments: u32) -> u64 {
+    (u64::from(segments) * to_u64(TABLE_ENTRY_BYTES)).next_multiple_of(PAGE_BYTES)
 }
 
 fn half_bytes(records: u32) -> u64 {
@@ -175,7 +229,9 @@ mod tests {
             (256 << 10, 64 << 10),
         ] {
             let g = Geometry::plan(bytes, segment, None).unwrap();
-            assert!(g.journal_at + 2 * g.half_bytes() <= g.segments_at);
+            assert!(g.journal_at + 2 * g.half_bytes() <= g.table_at);
+            assert!(g.table_at + 2 * g.table_bytes() <= g.segments_at);
+            assert!(g.slots <= g.segments);
             assert!(g.capacity_bytes <= bytes && bytes - g.capacity_bytes < u64::from(segment));
         }
     }
@@ -200,7 +256,7 @@ mod tests {
     fn the_least_size_is_enough_and_a_byte_less_is_not() {
         for (segment, records) in [(1 << 20, None), (64 << 10, None), (2 << 20, Some(1024))] {
             let least = least_bytes(segment, records);
-            assert_eq!(Geometry::plan(least, segment, records).unwrap().segments, 1);
+            assert_eq!(Geometry::plan(least, segment, records).unwrap().slots, 1);
             let Err(FormatError::Capacity { needed_bytes, .. }) =
                 Geometry::plan(least - 1, segment, records)
             else {

@@ -3,8 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::PAGE_BYTES;
-
 /// Names a checkpoint: 128 random bits, written as 32 hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CheckpointId(u128);
@@ -142,7 +140,13 @@ impl fmt::Display for SegmentNo {
     }
 }
 
-/// Number of a page in the region, counted in pages from the region's first byte.
+/// Number of a slot, from 0: room on the medium for one whole segment, or for several packed ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct SlotNo(pub(crate) u32);
+
+/// Number of a page in the region: of its segment times the pages of a segment, and its place there. The segment table
+/// says which slot of the medium a segment is in; until it is moved that is the slot of its own number, and the page is
+/// at this number of pages from the region's first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageNo(pub(crate) u64);
 
@@ -151,12 +155,6 @@ impl PageNo {
     #[must_use]
     pub const fn value(self) -> u64 {
         self.0
-    }
-
-    /// Returns the byte offset in the region.
-    #[must_use]
-    pub const fn offset_bytes(self) -> u64 {
-        self.0.saturating_mul(PAGE_BYTES)
     }
 
     /// Returns the page `pages` further on.
@@ -168,7 +166,7 @@ impl PageNo {
 
 impl fmt::Display for PageNo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "byte {:#x} of the region", self.offset_bytes())
+        write!(f, "page {:#x} of the region", self.0)
     }
 }
 

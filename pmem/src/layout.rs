@@ -8,8 +8,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::PAGE_SIZE;
 
-/// The format version this build writes, and the newest it reads.
-pub const FORMAT_VERSION: u32 = 1;
+/// The format version this build writes, and the only one it reads.
+pub const FORMAT_VERSION: u32 = 2;
 
 /// First bytes of a superblock.
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"PFREGION";
@@ -40,26 +40,28 @@ pub struct Superblock {
     pub state: U32,
     /// Names the region.
     pub uuid: [u8; 16],
-    /// Bytes from the region's first byte to the end of its last segment.
+    /// Bytes from the region's first byte to the end of its last slot.
     pub capacity_bytes: U64,
     /// Byte offset of the first journal half; the second follows at once.
     pub journal_at: U64,
-    /// Byte offset of segment 0, a multiple of `segment_bytes`.
+    /// Byte offset of slot 0, a multiple of `segment_bytes`.
     pub segments_at: U64,
-    /// Number of segments.
-    pub segments: U32,
+    /// Number of slots, each with room for one segment.
+    pub slots: U32,
     /// Bytes of a segment: a power of two from 64 KiB to 2 MiB.
     pub segment_bytes: U32,
     /// Records in each journal half, its header included.
     pub journal_records: U32,
-    /// Reserved field, always zero.
-    pub reserved0: U32,
+    /// Number of segments that the segment table has entries for, at least as many as there are slots.
+    pub segments: U32,
     /// Generation: one more than the other superblock's when this one was written.
     pub generation: U64,
     /// Times the region was opened without having been closed.
     pub unsafe_shutdowns: U64,
+    /// Byte offset of the segment table's first copy; the second follows at once.
+    pub table_at: U64,
     /// Reserved field, always zero.
-    pub reserved1: [u8; 36],
+    pub reserved: [u8; 28],
     /// CRC32 of the bytes before.
     pub crc32: U32,
 }
@@ -107,10 +109,16 @@ pub struct RecordCopy {
 /// Bytes of a journal record: two copies, one cache line each.
 pub const RECORD_BYTES: usize = 128;
 
+/// Bytes of an entry of the segment table.
+pub const TABLE_ENTRY_BYTES: usize = 8;
+
 /// CRC32 table entries of a segment header: one for every page of the largest segment.
 pub const SEGMENT_CRCS: usize = 512;
 
-/// First page of a segment.
+/// Words of the bitmap in a packed segment's header: a bit for every page of the largest segment.
+pub const STORED_WORDS: usize = SEGMENT_CRCS / 64;
+
+/// First page of a whole segment.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SegmentHeader {
@@ -128,6 +136,25 @@ pub struct SegmentHeader {
     /// `crcs_crc32`.
     pub crcs: [U32; SEGMENT_CRCS],
 }
+
+/// Header of a packed segment, at a multiple of 64 bytes; the CRC32s of the stored pages follow, 4 bytes each.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct PackedHeader {
+    /// CRC32 of the region's uuid and the bytes after this field.
+    pub crc32: U32,
+    /// Number of this segment.
+    pub segment: U32,
+    /// Number of pages on the medium before the first stored one; the others follow it, in ascending order.
+    pub first: U64,
+    /// Bitmap of the stored pages, by place in the segment.
+    pub stored: [U64; STORED_WORDS],
+    /// Reserved field, always zero.
+    pub reserved: [u8; 16],
+}
+
+/// Alignment of a packed segment's header.
+pub const PACKED_ALIGNMENT: usize = 64;
 
 /// Range of consecutive segments.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -270,4 +297,7 @@ const _: () = {
     assert!(std::mem::offset_of!(Superblock, crc32) == 124);
     assert!(std::mem::offset_of!(RecordCopy, crc32) == 0);
     assert!(std::mem::offset_of!(SegmentHeader, crcs) == 2048);
+    assert!(STORED_WORDS * 64 == SEGMENT_CRCS);
+    assert!(size_of::<PackedHeader>() == 96);
+    assert!(std::mem::offset_of!(PackedHeader, crc32) == 0);
 };

@@ -8,13 +8,13 @@
 //!                                                                ▼
 //!  Shadow::seal: data, fence │ manifest and root, fence │ one journal record, fence
 //!                                                                ▼
-//!  Region::checkpoint ──▶ Checkpoint ──▶ PageMap ──▶ runs ──▶ pages, each verified
+//!  Region::checkpoint ──▶ StoredCheckpoint ──▶ PageMap ──▶ runs ──▶ pages, each verified
 //! ```
 //!
 //! A [`Medium`] is memory that can be read, written, flushed and fenced. A [`Region`] is a formatted medium: two
 //! superblocks, a journal, segments. All writes of a session go through a [`Shadow`] into segments that nothing
-//! refers to; a crash or a dropped shadow leaves them free. [`Shadow::seal`] makes them a [`StoredCheckpoint`] with
-//! one journal record. `docs/format.md` describes every byte.
+//! refers to; a crash or a dropped shadow leaves them free. [`Shadow::seal`] makes them a [`StoredCheckpoint`], once and
+//! for all, with one journal record. `docs/format.md` describes every byte.
 //!
 //! This crate uses no network and no async runtime, does not depend on CRIU's formats, and is the only one of the
 //! project with `unsafe` code: mapping, flushing and lending slices of mapped memory.
@@ -26,6 +26,7 @@
 
 mod alloc;
 mod checkpoint;
+mod clean;
 mod convert;
 mod cpu;
 mod damage;
@@ -37,6 +38,7 @@ mod journal;
 pub mod layout;
 mod map;
 mod medium;
+mod readers;
 mod recover;
 mod region;
 mod root;
@@ -45,12 +47,14 @@ mod segment;
 mod shadow;
 mod space;
 mod superblock;
+mod table;
 
 pub use checkpoint::{ATTR_PINNED, ATTR_PROVISIONAL, ATTR_PUBLISHED, StoredCheckpoint};
+pub use clean::{Cleaned, Survey};
 pub use damage::{JournalDamage, RegionFailure, UnreadableCheckpoint};
 pub use error::{
-    BlobError, CloseError, FormatError, HealError, JournalError, JournalFault, MapFault,
-    MediumError, OpenError, PageError, SealError, ShadowError, SuperblockFault,
+    BlobError, CleanError, CloseError, FormatError, HealError, JournalError, JournalFault,
+    MapFault, MediumError, OpenError, PageError, SealError, ShadowError, SuperblockFault,
 };
 pub use ids::{CheckpointId, PageNo, ParseIdError, RegionUuid, SegmentNo};
 pub use map::{

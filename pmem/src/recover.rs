@@ -7,17 +7,19 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use crate::alloc::{Allocator, Lease, to_extents};
-use crate::checkpoint::StoredCheckpoint;
+use crate::checkpoint::{Sealed, StoredCheckpoint};
 use crate::convert::to_u64;
 use crate::damage::{JournalDamage, UnreadableCheckpoint};
 use crate::error::{JournalError, OpenError};
 use crate::ids::{CheckpointId, RegionUuid, SegmentNo};
 use crate::journal::{self, Journal, Live, Replayed};
-use crate::layout::{RECORD_BYTES, SegmentHeader};
+use crate::layout::RECORD_BYTES;
 use crate::medium::{Flushed, Medium};
+use crate::readers::Readers;
 use crate::root;
 use crate::space::Space;
 use crate::superblock::{self, Chosen, SuperblockState};
+use crate::table::{Repairs, SegmentTable};
 
 /// Options for opening a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -119,7 +121,7 @@ pub(crate) struct Recovered {
     pub(crate) journal: Journal,
     pub(crate) journal_damage: Option<JournalDamage>,
     pub(crate) superblock: SuperblockState,
-    pub(crate) checkpoints: HashMap<CheckpointId, Arc<StoredCheckpoint>>,
+    pub(crate) checkpoints: HashMap<CheckpointId, Arc<Sealed>>,
     pub(crate) damaged: HashMap<CheckpointId, UnreadableCheckpoint>,
     pub(crate) unlisted: HashSet<CheckpointId>,
     pub(crate) report: RecoveryReport,
@@ -132,14 +134,21 @@ pub(crate) fn recover(
     medium: Arc<dyn Medium>,
     options: RecoverOptions,
 ) -> Result<Recovered, OpenError> {
-    // 1. Superblocks and journal.
+    // 1. Superblocks, journal and segment table.
     let (chosen, mut replayed) = read_journal(&*medium)?;
     let found = chosen.state;
+    let (table, repairs) = SegmentTable::load(&*medium, &found.geometry, found.uuid)?;
     let space = Arc::new(Space {
         medium,
         geometry: found.geometry,
         uuid: found.uuid,
-        allocator: Mutex::new(Allocator::new(found.geometry.segments)),
+        table,
+        allocator: Mutex::new(Allocator::new(
+            found.geometry.segments,
+            found.geometry.slots,
+        )),
+        readers: Readers::default(),
+        moving: Mutex::default(),
         failure: OnceLock::new(),
     });
 
@@ -165,7 +174,8 @@ pub(crate) fn recover(
             "the journal is damaged ({records} records cannot be read; first: {first})"
         )))
     } else {
-        mark_open(&space, &mut replayed, found, unsafe_shutdowns).map(|state| superblock = state)
+        mark_open(&space, &mut replayed, &repairs, found, unsafe_shutdowns)
+            .map(|state| superblock = state)
     };
     if let Err(error) = written {
         space.fail("open the region for writing", &error);
@@ -177,7 +187,7 @@ pub(crate) fn recover(
         unsafe_shutdowns,
         checkpoints: to_u64(roots.checkpoints.len()),
         damaged: to_u64(roots.damaged.len()),
-        withheld_bytes: roots.withheld * u64::from(found.geometry.segment_bytes),
+        withheld_bytes: roots.withheld_bytes,
         torn_record: replayed.torn,
         superblock_damaged: chosen.other_damaged,
         records_repaired: to_u64(replayed.repairs.len()),
@@ -217,11 +227,11 @@ fn read_journal(medium: &dyn Medium) -> Result<(Chosen, Replayed), OpenError> {
 /// The checkpoints that the journal lists.
 #[derive(Default)]
 struct Roots {
-    checkpoints: HashMap<CheckpointId, Arc<StoredCheckpoint>>,
+    checkpoints: HashMap<CheckpointId, Arc<Sealed>>,
     damaged: HashMap<CheckpointId, UnreadableCheckpoint>,
     copies_damaged: u64,
-    /// Number of segments that are kept for the damaged checkpoints.
-    withheld: u64,
+    /// Bytes of the segments that are kept for the damaged checkpoints.
+    withheld_bytes: u64,
 }
 
 impl Roots {
@@ -242,12 +252,12 @@ impl Roots {
             let manifest = (root.manifest, root.manifest_bytes);
             let place = (live.root, live.root_crc32);
             let (attrs, order) = (live.attrs, live.order);
-            let checkpoint = StoredCheckpoint::new(id, space, lease, place, manifest, attrs, order);
-            roots.checkpoints.insert(id, Arc::new(checkpoint));
+            let sealed = Sealed::new(id, space, lease, place, manifest, attrs, order);
+            roots.checkpoints.insert(id, Arc::new(sealed));
         }
         if !roots.damaged.is_empty() {
             let withheld = Arc::new(withhold(space));
-            roots.withheld = withheld.segments();
+            roots.withheld_bytes = withheld.exclusive_bytes();
             for damaged in roots.damaged.values_mut() {
                 damaged.withheld = Some(Arc::clone(&withheld));
             }
@@ -268,11 +278,11 @@ impl Roots {
             };
             let lease = root::hold(space, &root);
             let manifest = (root.manifest, root.manifest_bytes);
-            let checkpoint = StoredCheckpoint::new(id, space, lease, (page, crc32), manifest, 0, 0);
-            let checkpoint = Arc::new(checkpoint);
+            let sealed = Sealed::new(id, space, lease, (page, crc32), manifest, 0, 0);
+            let sealed = Arc::new(sealed);
             // Otherwise it was removed, and overwritten since.
-            if checkpoint.manifest().is_ok() {
-                self.checkpoints.insert(id, checkpoint);
+            if StoredCheckpoint::of(&sealed).manifest().is_ok() {
+                self.checkpoints.insert(id, sealed);
                 found.insert(id);
             }
         }
@@ -280,28 +290,24 @@ impl Roots {
     }
 }
 
-/// Takes hold of the free segments that may have been written to: those with a header of this region, or with one
-/// that cannot be read. A damaged root does not tell which of them are its checkpoint's.
+/// Takes hold of the free segments that may have been written to: those that their headers name, or whose headers cannot
+/// be read. A damaged root does not tell which of them are its checkpoint's.
 fn withhold(space: &Arc<Space>) -> Lease {
-    let mut header = [0; std::mem::offset_of!(SegmentHeader, reserved)];
-    let free = {
-        let allocator = space.allocator.lock();
-        let all = (0..space.geometry.segments).map(SegmentNo);
-        all.filter(|&segment| allocator.is_free(segment))
-            .collect::<Vec<_>>()
-    };
-    let used = free.into_iter().filter(|&segment| {
-        let at = space.geometry.segment_at(segment);
-        space.medium.read(at, &mut header).is_err() || header.iter().any(|&byte| byte != 0)
-    });
-    Lease::recover(space, to_extents(used.map(|segment| segment.0)))
+    let all = (0..space.geometry.segments).map(SegmentNo);
+    let free = |segment: &SegmentNo| space.allocator().is_free(*segment);
+    let used = all
+        .filter(free)
+        .filter(|&segment| space.is_written(segment));
+    let used: Vec<_> = used.map(|segment| segment.0).collect();
+    Lease::recover(space, to_extents(used.into_iter()))
 }
 
-/// Writes the changes of recovery: 1. repaired records, 2. remnants, 3. after damage the compacted journal, 4. the
-/// superblock.
+/// Writes the changes of recovery: 1. repaired records, 2. remnants, 3. entries of the segment table, 4. after damage the
+/// compacted journal, 5. the superblock.
 fn mark_open(
     space: &Space,
     replayed: &mut Replayed,
+    repairs: &Repairs,
     found: SuperblockState,
     unsafe_shutdowns: u64,
 ) -> io::Result<SuperblockState> {
@@ -325,7 +331,18 @@ fn mark_open(
         space.medium.flush(at, len_bytes, &mut flushed)?;
     }
 
-    // 3. Leave a damaged half behind: write the state of its readable records to the other one.
+    // 3. Make the copies of entries equal that a crash in the middle of a move left different: the place that does not
+    //    count is free from here on. A crash here leaves one of them as it was, and the same choice.
+    let is_free = |segment| space.allocator().is_free(segment);
+    space.table.repair(
+        &*space.medium,
+        &space.geometry,
+        repairs,
+        is_free,
+        &mut flushed,
+    )?;
+
+    // 4. Leave a damaged half behind: write the state of its readable records to the other one.
     if replayed.damage.is_some() {
         space.medium.fence(&mut flushed)?;
         let compacted = replayed.journal.compact(&*space.medium);
@@ -335,10 +352,10 @@ fn mark_open(
         })?;
     }
 
-    // 4. Mark the region as open, in the superblock that was not chosen. A crash while it is written
+    // 5. Mark the region as open, in the superblock that was not chosen. A crash while it is written
     //    leaves the chosen one: the next open counts this one as never having happened.
     let superblock = found.next(true, unsafe_shutdowns);
-    // Its fence is for steps 1 and 2, too; nothing is appended before it.
+    // Its fence is for steps 1 to 3, too; nothing is appended before it.
     superblock.store(&*space.medium, &mut flushed)?;
     Ok(superblock)
 }

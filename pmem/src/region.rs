@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use crate::checkpoint::StoredCheckpoint;
+use crate::checkpoint::{Sealed, StoredCheckpoint};
 use crate::damage::{JournalDamage, RegionFailure, UnreadableCheckpoint};
 use crate::error::{CloseError, FormatError, JournalError, OpenError};
 use crate::geometry::{Geometry, least_bytes};
@@ -17,6 +17,7 @@ use crate::recover::{RecoverOptions, RecoveryReport, RegionSummary, recover};
 use crate::shadow::Shadow;
 use crate::space::Space;
 use crate::superblock::{self, SuperblockState};
+use crate::table::SegmentTable;
 
 /// Options for formatting a region.
 #[derive(Clone, Copy, Debug)]
@@ -45,11 +46,11 @@ impl Default for FormatOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RegionUsage {
-    /// Bytes of all segments.
+    /// Bytes of all slots that dumps can use.
     pub capacity_bytes: u64,
-    /// Bytes of the free segments.
+    /// Bytes of the free ones.
     pub free_bytes: u64,
-    /// Number of segments.
+    /// Number of slots that dumps can use.
     pub segments: u64,
     /// Bytes of a segment.
     pub segment_bytes: u64,
@@ -69,7 +70,7 @@ pub struct Region {
     /// Held while an operation is decided and made durable.
     journal: Mutex<Journal>,
     /// Changed with the journal held, and only for an instant.
-    checkpoints: RwLock<HashMap<CheckpointId, Arc<StoredCheckpoint>>>,
+    checkpoints: RwLock<HashMap<CheckpointId, Arc<Sealed>>>,
     /// Damaged checkpoints, which cannot be read; changed as `checkpoints` is.
     damaged: RwLock<HashMap<CheckpointId, UnreadableCheckpoint>>,
     journal_damage: Option<JournalDamage>,
@@ -81,7 +82,7 @@ pub struct Region {
 }
 
 /// A checkpoint that the tables no longer have, intact or damaged.
-pub(crate) type Forgotten = (Option<Arc<StoredCheckpoint>>, Option<UnreadableCheckpoint>);
+pub(crate) type Forgotten = (Option<Arc<Sealed>>, Option<UnreadableCheckpoint>);
 
 impl Region {
     /// Returns the size of the smallest medium that [`Region::format`] accepts with these options, bytes.
@@ -104,9 +105,10 @@ impl Region {
         let uuid = options.uuid.unwrap_or_else(RegionUuid::random);
         // 1. No superblock: a crash from here to step 3 leaves no region, and neither half an old one.
         superblock::erase(medium)?;
-        // 2. The journal, durable before a superblock refers to it.
+        // 2. The journal and the segment table, durable before a superblock refers to them.
         let mut flushed = Flushed::new();
         Journal::format(medium, &geometry, uuid, &mut flushed)?;
+        SegmentTable::format(medium, &geometry, &mut flushed)?;
         medium.fence(&mut flushed)?;
         // 3. The first superblock makes it a region.
         SuperblockState::new(uuid, geometry).store(medium, &mut flushed)?;
@@ -169,14 +171,20 @@ impl Region {
         let table = self.checkpoints.read();
         let mut all: Vec<_> = table.values().cloned().collect();
         drop(table);
-        all.sort_unstable_by_key(|c| c.order);
-        all
+        all.sort_unstable_by_key(|sealed| sealed.order);
+        all.iter().map(StoredCheckpoint::of).collect()
     }
 
     /// Returns the checkpoint with this id; `None` if there is none, or it is damaged.
     #[must_use]
     pub fn checkpoint(&self, id: CheckpointId) -> Option<Arc<StoredCheckpoint>> {
-        self.checkpoints.read().get(&id).cloned()
+        self.checkpoints.read().get(&id).map(StoredCheckpoint::of)
+    }
+
+    /// Returns the ids of all checkpoints, in no order.
+    pub(crate) fn ids(&self) -> Vec<CheckpointId> {
+        let table = self.checkpoints.read();
+        table.keys().copied().collect()
     }
 
     /// Returns a number that ascends with each durable change of the region, over all times that it is opened. A
@@ -259,9 +267,11 @@ impl Region {
         let mut journal = self.journal();
         self.note(journal.change(&*self.space.medium, Change::Attrs { id, bits }))?;
         self.count_records(&journal);
-        if let Some(checkpoint) = self.checkpoint(id) {
-            checkpoint.store_attrs(bits);
+        let table = self.checkpoints.read();
+        if let Some(sealed) = table.get(&id) {
+            sealed.store_attrs(bits);
         }
+        drop(table);
         let mut damaged = self.damaged.write();
         if let Some(damaged) = damaged.get_mut(&id) {
             damaged.attrs = bits;
@@ -273,8 +283,9 @@ impl Region {
     #[must_use]
     pub fn usage(&self) -> RegionUsage {
         let segment_bytes = u64::from(self.space.geometry.segment_bytes);
-        let segments = u64::from(self.space.geometry.segments);
-        let free = self.space.allocator.lock().free();
+        let reserved = self.space.geometry.reserved_slots();
+        let segments = u64::from(self.space.geometry.slots - reserved);
+        let free = self.space.allocator().free().saturating_sub(reserved);
         RegionUsage {
             capacity_bytes: segments * segment_bytes,
             free_bytes: u64::from(free) * segment_bytes,
@@ -290,7 +301,7 @@ impl Region {
     /// Bytes of the segments that would be free without this checkpoint.
     #[must_use]
     pub fn exclusive_bytes(&self, checkpoint: &StoredCheckpoint) -> u64 {
-        checkpoint.lease().exclusive() * u64::from(self.space.geometry.segment_bytes)
+        checkpoint.lease().exclusive_bytes()
     }
 
     /// Marks the region as closed. Reading goes on; operations that would write are refused from now on, shadows not
@@ -339,13 +350,13 @@ impl Region {
     /// Makes a sealed checkpoint visible to readers; returns the replaced one, for the caller to drop.
     pub(crate) fn publish(
         &self,
-        checkpoint: Arc<StoredCheckpoint>,
+        sealed: Arc<Sealed>,
         replaces: Option<CheckpointId>,
     ) -> Option<Forgotten> {
         let mut table = self.checkpoints.write();
         let mut damaged = self.damaged.write();
         let replaced = replaces.map(|id| (table.remove(&id), damaged.remove(&id)));
-        table.insert(checkpoint.id(), checkpoint);
+        table.insert(sealed.id(), sealed);
         replaced
     }
 

@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::PAGE_SIZE;
 use crate::alloc::{Extent, Lease};
 use crate::convert::to_usize;
-use crate::error::{OpenError, SegmentPlace, ShadowError};
+use crate::error::{OpenError, SegmentError, SegmentPlace, ShadowError};
 use crate::ids::{CheckpointId, PageNo, SegmentNo};
 use crate::layout::{ExtentEntry, ROOT_EXTENTS, ROOT_MAGIC, RootPage};
 use crate::map::MapRoot;
@@ -24,6 +24,8 @@ pub(crate) struct Root {
     pub(crate) manifest: MapRoot,
     pub(crate) manifest_bytes: u64,
     pub(crate) extents: Vec<Extent>,
+    /// First copies of its pages; each second copy is the page after it.
+    pub(crate) pages: Vec<PageNo>,
     /// Number of pages of which one copy was damaged.
     pub(crate) damaged_copies: u64,
 }
@@ -90,12 +92,13 @@ pub(crate) fn load(
     first_crc32: u32,
 ) -> Result<Root, OpenError> {
     let mut extents: Vec<Extent> = Vec::new();
-    let mut damaged_copies = 0;
+    let (mut pages, mut damaged_copies) = (Vec::new(), 0);
     let mut head = None;
     let (mut at, mut crc, mut left) = (first, first_crc32, None);
     loop {
         let corrupt = || OpenError::RootCorrupt { id, page: at };
         let (page, copies) = load_page(space, at, crc)?.ok_or_else(corrupt)?;
+        pages.push(at);
         damaged_copies += 2 - copies;
         let here = page.extents_here.get();
         let in_place = page.magic == ROOT_MAGIC
@@ -127,6 +130,7 @@ pub(crate) fn load(
         manifest,
         manifest_bytes,
         extents,
+        pages,
         damaged_copies,
     })
 }
@@ -135,7 +139,9 @@ pub(crate) fn load(
 /// checksums. Reads the first bytes of each page. Both copies of a page are found.
 pub(crate) fn search(space: &Space) -> Vec<(CheckpointId, PageNo, u32)> {
     let segments = (0..space.geometry.segments).map(SegmentNo);
-    let pages = segments.flat_map(|segment| {
+    // The slot that a segment left may have others in it.
+    let written = segments.filter(|&segment| space.is_written(segment));
+    let pages = written.flat_map(|segment| {
         let pages = 1..space.geometry.segment_pages();
         pages.map(move |page| SegmentPlace { segment, page })
     });
@@ -145,11 +151,12 @@ pub(crate) fn search(space: &Space) -> Vec<(CheckpointId, PageNo, u32)> {
 fn found_at(space: &Space, place: SegmentPlace) -> Option<(CheckpointId, PageNo, u32)> {
     let at = space.geometry.page_no(place.segment, place.page);
     let mut magic = [0; ROOT_MAGIC.len()];
-    space.medium.read(at.offset_bytes(), &mut magic).ok()?;
+    let offset = space.locate(place, 1).ok()?;
+    space.medium.read(offset, &mut magic).ok()?;
     if magic != ROOT_MAGIC {
         return None;
     }
-    let bytes = space.read_page(at).ok()?;
+    let bytes = space.read_page(place).ok()?;
     let crc32 = crc32fast::hash(bytes.as_slice());
     let mut written = Vec::new();
     space.read_crcs(place, 1, &mut written).ok()?;
@@ -179,16 +186,19 @@ fn load_page(
     at: PageNo,
     crc32: u32,
 ) -> Result<Option<(Box<RootPage>, u64)>, OpenError> {
-    if space.geometry.place(at, 2).is_err() {
+    let Ok(first) = space.geometry.place(at, 2) else {
         return Ok(None);
-    }
+    };
     let mut found = None;
     let mut intact = 0;
-    for copy in [at, at.plus(1)] {
-        let bytes = match space.read_page(copy) {
+    for page in [first.page, first.page + 1] {
+        let bytes = match space.read_page(SegmentPlace { page, ..first }) {
+            Ok(bytes) => bytes,
+            Err(SegmentError::Io(error)) if LostPage::of(&error).is_none() => {
+                return Err(error.into());
+            }
             // As good as damaged: the other copy may do.
-            Err(error) if LostPage::of(&error).is_some() => continue,
-            read => read?,
+            Err(_) => continue,
         };
         if crc32fast::hash(bytes.as_slice()) != crc32 {
             continue;

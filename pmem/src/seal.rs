@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::checkpoint::StoredCheckpoint;
+use crate::checkpoint::{Sealed, StoredCheckpoint};
 use crate::convert::to_u64;
 use crate::error::{JournalError, SealError, ShadowError};
 use crate::ids::CheckpointId;
@@ -91,7 +91,7 @@ impl Shadow {
         // 5. Let readers see it, and no longer the replaced one: not before it is durable, as a checkpoint that was
         //    seen must not vanish. Freed segments are reused from here on, after the record that freed them became
         //    durable.
-        let checkpoint = Arc::new(StoredCheckpoint::new(
+        let sealed = Arc::new(Sealed::new(
             id,
             region.space(),
             lease,
@@ -101,7 +101,8 @@ impl Shadow {
             order,
         ));
         region.count_records(&journal);
-        let replaced = region.publish(Arc::clone(&checkpoint), replaces);
+        let checkpoint = StoredCheckpoint::of(&sealed);
+        let replaced = region.publish(sealed, replaces);
         drop(journal);
         drop(replaced);
         Ok(checkpoint)

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::alloc::Holdings;
+use crate::alloc::{Allocated, Holdings};
 use crate::convert::to_usize;
 use crate::error::ShadowError;
-use crate::ids::{PageNo, SegmentNo};
+use crate::geometry::Geometry;
+use crate::ids::PageNo;
 use crate::layout::{SEGMENT_MAGIC, SegmentHeader};
 use crate::medium::{Flushed, LostPage};
 use crate::space::Space;
@@ -21,7 +22,7 @@ pub(crate) struct SegmentWriter {
     holdings: Holdings,
     open: Option<OpenSegment>,
     /// Allocated ahead of need, last one first.
-    reserved: Vec<SegmentNo>,
+    reserved: Vec<Allocated>,
     pages_written: u64,
     /// Flushed, and no fence came after it.
     flushed: Flushed,
@@ -32,7 +33,7 @@ const MAX_LOST_SEGMENTS: u32 = 16;
 
 /// Segment that pages are appended to. Its header stays in DRAM until it is full or flushed.
 struct OpenSegment {
-    number: SegmentNo,
+    segment: Allocated,
     /// Place of the next page in the segment.
     next: u32,
     /// Place up to which pages are flushed, and the header with their checksums.
@@ -77,7 +78,7 @@ impl SegmentWriter {
     ) -> Result<PageNo, ShadowError> {
         let mut lost_segments = 0;
         loop {
-            let place = self.next_place()?;
+            let (place, at) = self.next_place()?;
             // Proven by `next_place`, which is the only way here without an open segment.
             let Some(open) = self.open.as_mut() else {
                 return Ok(place);
@@ -85,7 +86,7 @@ impl SegmentWriter {
             let medium = &self.space.medium;
             // SAFETY: the page lies in a segment that this shadow alone holds, behind everything appended
             // so far; it is referred to, and so read, once this call has returned its place.
-            match unsafe { medium.write_streaming(place.offset_bytes(), page) } {
+            match unsafe { medium.write_streaming(at, page) } {
                 Ok(()) => {
                     open.header.crcs[to_usize(u64::from(open.next))] = U32::new(crc);
                     open.next += 1;
@@ -139,7 +140,7 @@ impl SegmentWriter {
             if here + self.reserved.len() * in_segment >= pairs {
                 return Ok(());
             }
-            let segment = self.holdings.allocate()?;
+            let segment = self.allocate()?;
             self.reserved.insert(0, segment);
         }
     }
@@ -161,29 +162,47 @@ impl SegmentWriter {
         self.space.fence(&mut self.flushed)
     }
 
-    fn next_place(&mut self) -> Result<PageNo, ShadowError> {
+    /// Takes a segment; its entry in the segment table is flushed, if it needs one.
+    fn allocate(&mut self) -> Result<Allocated, ShadowError> {
+        let taken = self.holdings.allocate()?;
+        if taken.needs_entry {
+            let (space, flushed) = (&self.space, &mut self.flushed);
+            let written =
+                space
+                    .table
+                    .write(&*space.medium, &space.geometry, taken.segment, flushed);
+            if let Err(error) = written {
+                space.fail("write the segment table", &error);
+                return Err(error.into());
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Returns the place of the next page, and its byte offset.
+    fn next_place(&mut self) -> Result<(PageNo, u64), ShadowError> {
         let geometry = &self.space.geometry;
         match &self.open {
             Some(open) if open.next < geometry.segment_pages() => {
-                return Ok(geometry.page_no(open.number, open.next));
+                return Ok(open.next_place(geometry));
             }
             _ => self.close_segment()?,
         }
-        let number = match self.reserved.pop() {
-            Some(number) => number,
-            None => self.holdings.allocate()?,
+        let segment = match self.reserved.pop() {
+            Some(segment) => segment,
+            None => self.allocate()?,
         };
         let mut header = Box::new(SegmentHeader::new_zeroed());
         header.magic = SEGMENT_MAGIC;
-        header.segment = U32::new(number.0);
+        header.segment = U32::new(segment.segment.0);
         header.uuid = *self.space.uuid.as_bytes();
-        self.open = Some(OpenSegment {
-            number,
+        let open = self.open.insert(OpenSegment {
+            segment,
             next: 1,
             flushed: 1,
             header,
         });
-        Ok(self.space.geometry.page_no(number, 1))
+        Ok(open.next_place(&self.space.geometry))
     }
 
     /// Flushes the open segment, so that the medium has work to do while the next one fills.
@@ -196,12 +215,20 @@ impl SegmentWriter {
 }
 
 impl OpenSegment {
+    fn next_place(&self, geometry: &Geometry) -> (PageNo, u64) {
+        let page = geometry.page_no(self.segment.segment, self.next);
+        (
+            page,
+            self.segment.header_at + u64::from(self.next) * PAGE_BYTES,
+        )
+    }
+
     /// Writes the header and flushes it and the pages since the last time.
     fn flush(&mut self, space: &Space, flushed: &mut Flushed) -> io::Result<()> {
         if self.flushed == self.next {
             return Ok(());
         }
-        let at = space.geometry.segment_at(self.number);
+        let at = self.segment.header_at;
         self.header.pages = U32::new(self.next - 1);
         // SAFETY: the header of a segment that this shadow alone holds. Its entries for pages that were
         // flushed before are written again as they are; readers of them come after the seal.

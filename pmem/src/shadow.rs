@@ -267,9 +267,13 @@ impl Shadow {
         if theirs.get() != crc {
             return Ok(false);
         }
-        let at = location.offset_bytes();
+        let Ok(at) = self.out.space().locate(place, 1) else {
+            w.stats.parent_damaged += 1;
+            return Ok(false);
+        };
         // SAFETY: the cursor's checkpoint holds the page's segment (checked where its checksums were
-        // read) and lives as long as the cursor; sealed segments are not written to.
+        // read) and lives as long as the cursor; sealed segments are not written to, and a segment that is moved stays
+        // where it was, too, while the checkpoint lives.
         let Ok(old) = (unsafe { self.out.space().medium.bytes(at, PAGE_SIZE) }) else {
             w.stats.parent_damaged += 1;
             return Ok(false);

@@ -3,26 +3,34 @@
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
-use zerocopy::FromBytes;
-use zerocopy::little_endian::U32;
+use parking_lot::{Mutex, MutexGuard};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
 
-use crate::PAGE_SIZE;
 use crate::alloc::Allocator;
 use crate::convert::{to_u64, to_usize};
 use crate::damage::RegionFailure;
-use crate::error::SegmentPlace;
+use crate::error::{MapFault, SegmentError, SegmentPlace};
 use crate::geometry::Geometry;
-use crate::ids::{PageNo, RegionUuid, SegmentNo};
-use crate::layout::SegmentHeader;
+use crate::ids::{RegionUuid, SegmentNo, SlotNo};
+use crate::layout::{PackedHeader, SEGMENT_MAGIC, STORED_WORDS, SegmentHeader};
 use crate::medium::{Flushed, LostPage, Medium};
+use crate::readers::Readers;
+use crate::table::{SegmentTable, packed_header_bytes};
+use crate::{PAGE_BYTES, PAGE_SIZE};
+
+const LOCATION: SegmentError = SegmentError::Fault(MapFault::Location);
 
 /// Shared by everything that belongs to one open region.
 pub(crate) struct Space {
     pub(crate) medium: Arc<dyn Medium>,
     pub(crate) geometry: Geometry,
     pub(crate) uuid: RegionUuid,
+    pub(crate) table: SegmentTable,
     pub(crate) allocator: Mutex<Allocator>,
+    pub(crate) readers: Readers,
+    /// Held while a segment is moved, and while a page is healed where it is.
+    pub(crate) moving: Mutex<()>,
     /// The first failure after which nothing written can be believed to be durable.
     pub(crate) failure: OnceLock<RegionFailure>,
 }
@@ -45,17 +53,104 @@ impl Space {
         let _ = self.failure.set(RegionFailure::new(action, error));
     }
 
-    /// Returns true if a segment has a lost page: it is not written to again.
-    pub(crate) fn has_lost_page(&self, segment: SegmentNo) -> bool {
-        let at = self.geometry.segment_at(segment);
+    pub(crate) fn lock_moves(&self) -> MutexGuard<'_, ()> {
+        self.moving.lock()
+    }
+
+    pub(crate) fn allocator(&self) -> MutexGuard<'_, Allocator> {
+        self.allocator.lock()
+    }
+
+    /// Returns true if a slot has a lost page: it is not written to again.
+    pub(crate) fn has_lost_page(&self, slot: SlotNo) -> bool {
+        let at = self.geometry.slot_at(slot);
         let len_bytes = u64::from(self.geometry.segment_bytes);
         self.medium.check(at, len_bytes).is_err()
     }
 
+    /// Returns true if the header at the segment's position may be the segment's own: it is not blank, and not another
+    /// segment's.
+    pub(crate) fn is_written(&self, segment: SegmentNo) -> bool {
+        let Some(position) = self.table.position(&self.geometry, segment) else {
+            return false;
+        };
+        if position.packed_pages.is_some() {
+            return !matches!(
+                self.packed(segment, position.header_at),
+                Err(SegmentError::Fault(_))
+            );
+        }
+        let mut header = [0; std::mem::offset_of!(SegmentHeader, reserved)];
+        if self.medium.read(position.header_at, &mut header).is_err() {
+            return true;
+        }
+        let (magic, rest) = header.split_at(SEGMENT_MAGIC.len());
+        let others = magic == SEGMENT_MAGIC && rest[..4] != segment.0.to_le_bytes();
+        !others && header.iter().any(|&byte| byte != 0)
+    }
+
+    /// Returns the bytes that a segment takes of its slot.
+    pub(crate) fn segment_bytes(&self, segment: SegmentNo) -> u64 {
+        let position = self.table.position(&self.geometry, segment);
+        match position.and_then(|position| position.packed_pages) {
+            Some(pages) => u64::from(pages) * PAGE_BYTES + packed_header_bytes(pages),
+            None => u64::from(self.geometry.segment_bytes),
+        }
+    }
+
+    /// Returns the byte offset of `pages` pages of a segment: consecutive on the medium, as each of them is stored.
+    ///
+    /// Valid while the caller has a reference to a checkpoint that holds the segment: a segment that is moved meanwhile
+    /// stays where it was, too, for the references that exist ([`Readers`]).
+    pub(crate) fn locate(&self, place: SegmentPlace, pages: u32) -> Result<u64, SegmentError> {
+        let position = self.table.position(&self.geometry, place.segment);
+        let position = position.ok_or(LOCATION)?;
+        if position.packed_pages.is_none() {
+            return Ok(position.header_at + u64::from(place.page) * PAGE_BYTES);
+        }
+        let packed = self.packed(place.segment, position.header_at)?;
+        let rank = packed.stored.rank(place.page, pages).ok_or(LOCATION)?;
+        Ok(packed.first_at + u64::from(rank) * PAGE_BYTES)
+    }
+
+    /// Reads the header of a packed segment.
+    fn packed(&self, segment: SegmentNo, header_at: u64) -> Result<Packed, SegmentError> {
+        let mut bytes = [0; size_of::<PackedHeader>()];
+        let read = self.medium.read(header_at, &mut bytes);
+        read.map_err(SegmentError::Io)?;
+        let header = PackedHeader::read_from_bytes(&bytes).map_err(|_| LOCATION)?;
+        let packed = Packed {
+            stored: StoredPages(header.stored.map(U64::get)),
+            first_at: header.first.get().saturating_mul(PAGE_BYTES),
+        };
+        let end = packed
+            .first_at
+            .saturating_add(u64::from(packed.stored.count()) * PAGE_BYTES);
+        let slot_at = self
+            .geometry
+            .slot_of(header_at)
+            .map(|slot| self.geometry.slot_at(slot));
+        let within = slot_at.is_some_and(|at| {
+            at <= packed.first_at && end <= at + u64::from(self.geometry.segment_bytes)
+        });
+        let intact = header.crc32.get() == packed_checksum(self.uuid, &header)
+            && header.segment.get() == segment.0;
+        if intact && within {
+            Ok(packed)
+        } else {
+            Err(LOCATION)
+        }
+    }
+
     /// Returns a copy of a page.
-    pub(crate) fn read_page(&self, page: PageNo) -> io::Result<Box<[u8; PAGE_SIZE]>> {
+    pub(crate) fn read_page(
+        &self,
+        place: SegmentPlace,
+    ) -> Result<Box<[u8; PAGE_SIZE]>, SegmentError> {
+        let at = self.locate(place, 1)?;
         let mut copy = Box::new([0; PAGE_SIZE]);
-        self.medium.read(page.offset_bytes(), copy.as_mut_slice())?;
+        let read = self.medium.read(at, copy.as_mut_slice());
+        read.map_err(SegmentError::Io)?;
         Ok(copy)
     }
 
@@ -65,16 +160,102 @@ impl Space {
         place: SegmentPlace,
         pages: u32,
         into: &mut Vec<U32>,
-    ) -> io::Result<()> {
-        let entry = to_u64(std::mem::offset_of!(SegmentHeader, crcs))
-            + u64::from(place.page) * to_u64(size_of::<U32>());
+    ) -> Result<(), SegmentError> {
+        let position = self.table.position(&self.geometry, place.segment);
+        let position = position.ok_or(LOCATION)?;
+        // The checksums of a packed segment's pages are as close together as its pages.
+        let (first, nth) = match position.packed_pages {
+            None => (std::mem::offset_of!(SegmentHeader, crcs), place.page),
+            Some(_) => {
+                let packed = self.packed(place.segment, position.header_at)?;
+                let rank = packed.stored.rank(place.page, pages).ok_or(LOCATION)?;
+                (size_of::<PackedHeader>(), rank)
+            }
+        };
+        let entry = to_u64(first) + u64::from(nth) * to_u64(size_of::<U32>());
         let mut bytes = [0; size_of::<SegmentHeader>()];
         let bytes = &mut bytes[..to_usize(u64::from(pages)) * size_of::<U32>()];
-        self.medium
-            .read(self.geometry.segment_at(place.segment) + entry, bytes)?;
+        let read = self.medium.read(position.header_at + entry, bytes);
+        read.map_err(SegmentError::Io)?;
         if let Ok(crcs) = <[U32]>::ref_from_bytes(bytes) {
             into.extend_from_slice(crcs);
         }
         Ok(())
+    }
+}
+
+/// Bitmap of pages of a segment, by their place in it. The header, page 0, is never one of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StoredPages(pub(crate) [u64; STORED_WORDS]);
+
+impl StoredPages {
+    pub(crate) fn insert(&mut self, page: u32, pages: u32) {
+        for page in page..page.saturating_add(pages) {
+            if let Some(word) = self.0.get_mut(to_usize(u64::from(page / 64))) {
+                *word |= 1 << (page % 64);
+            }
+        }
+    }
+
+    pub(crate) fn contains(&self, page: u32) -> bool {
+        let word = self.0.get(to_usize(u64::from(page / 64)));
+        word.is_some_and(|word| word >> (page % 64) & 1 == 1)
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// Returns the pages, ascending.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
+        let pages = u32::try_from(self.0.len() * 64).unwrap_or(0);
+        (0..pages).filter(|&page| self.contains(page))
+    }
+
+    /// Returns the number of stored pages before `page`, if it and the `pages - 1` after it are stored.
+    fn rank(&self, page: u32, pages: u32) -> Option<u32> {
+        if !(page..page.checked_add(pages)?).all(|page| self.contains(page)) {
+            return None;
+        }
+        let word = to_usize(u64::from(page / 64));
+        let before: u32 = self.0[..word].iter().map(|word| word.count_ones()).sum();
+        let below = (1 << (page % 64)) - 1;
+        Some(before + (self.0[word] & below).count_ones())
+    }
+}
+
+/// A packed segment, as its header describes it.
+struct Packed {
+    stored: StoredPages,
+    /// Byte offset of the first stored page.
+    first_at: u64,
+}
+
+/// Returns the checksum that belongs into a packed segment's header.
+pub(crate) fn packed_checksum(uuid: RegionUuid, header: &PackedHeader) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(uuid.as_bytes());
+    hasher.update(&header.as_bytes()[size_of::<U32>()..]);
+    hasher.finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_ranked_among_the_stored_ones() {
+        let mut stored = StoredPages::default();
+        stored.insert(1, 2);
+        stored.insert(63, 3);
+        stored.insert(511, 1);
+        assert_eq!(stored.iter().collect::<Vec<_>>(), [1, 2, 63, 64, 65, 511]);
+        assert_eq!(stored.count(), 6);
+        assert_eq!(stored.rank(1, 2), Some(0));
+        assert_eq!(stored.rank(64, 2), Some(3));
+        assert_eq!(stored.rank(511, 1), Some(5));
+        assert_eq!(stored.rank(2, 2), None);
+        assert_eq!(stored.rank(512, 1), None);
+        assert_eq!(stored.rank(u32::MAX, 2), None);
     }
 }

@@ -69,13 +69,14 @@ impl SuperblockState {
             capacity_bytes: U64::new(self.geometry.capacity_bytes),
             journal_at: U64::new(self.geometry.journal_at),
             segments_at: U64::new(self.geometry.segments_at),
-            segments: U32::new(self.geometry.segments),
+            slots: U32::new(self.geometry.slots),
             segment_bytes: U32::new(self.geometry.segment_bytes),
             journal_records: U32::new(self.geometry.journal_records),
-            reserved0: U32::ZERO,
+            segments: U32::new(self.geometry.segments),
             generation: U64::new(self.generation),
             unsafe_shutdowns: U64::new(self.unsafe_shutdowns),
-            reserved1: [0; 36],
+            table_at: U64::new(self.geometry.table_at),
+            reserved: [0; 28],
             crc32: U32::ZERO,
         };
         block.crc32 = U32::new(checksum(&block));
@@ -197,6 +198,12 @@ fn load_slot(
     }
     if block.version.get() > FORMAT_VERSION {
         return Err(OpenError::NewerVersion {
+            found: block.version.get(),
+            supported: FORMAT_VERSION,
+        });
+    }
+    if block.version.get() < FORMAT_VERSION {
+        return Err(OpenError::OlderVersion {
             found: block.version.get(),
             supported: FORMAT_VERSION,
         });

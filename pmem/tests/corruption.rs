@@ -311,7 +311,7 @@ fn a_flipped_bit_in_a_page_is_refused_by_index_and_place() {
                 continue;
             };
             for page in 0..u64::from(run.pages) {
-                let at = first.offset_bytes() + page * PAGE_SIZE as u64;
+                let at = first.value() * PAGE_SIZE as u64 + page * PAGE_SIZE as u64;
                 let mut damaged = image.clone();
                 let byte = at as usize + mix(at) as usize % PAGE_SIZE;
                 damaged[byte] ^= 1 << (mix(at) >> 32 & 7);
@@ -325,13 +325,13 @@ fn a_flipped_bit_in_a_page_is_refused_by_index_and_place() {
                     panic!("{error}")
                 };
                 assert_eq!(
-                    (*index, location.offset_bytes()),
+                    (*index, location.value() * PAGE_SIZE as u64),
                     (run.first_index + page, at)
                 );
                 assert!(
                     error
                         .to_string()
-                        .contains(&format!("{index:#x} at byte {at:#x}")),
+                        .contains(&format!("{index:#x} at page {:#x}", location.value())),
                     "{error}"
                 );
                 // Only the requested pages count.
@@ -609,7 +609,8 @@ fn a_damaged_parent_costs_a_compared_child_space_only() {
     let RunKind::Stored { location, .. } = run.kind else {
         panic!("{run:?}")
     };
-    let at = (location.offset_bytes() + (5 - run.first_index) * PAGE_SIZE as u64) as usize;
+    let at =
+        (location.value() * PAGE_SIZE as u64 + (5 - run.first_index) * PAGE_SIZE as u64) as usize;
 
     // A damaged page: stored again, and only that one.
     let mut damaged = image.clone();

@@ -102,7 +102,7 @@ fn place(checkpoint: &Arc<StoredCheckpoint>, root: &MapRoot, index: u64) -> u64 
     let RunKind::Stored { location, .. } = run.kind else {
         panic!("{run:?}")
     };
-    location.offset_bytes() + (index - run.first_index) * PAGE_SIZE as u64
+    location.value() * PAGE_SIZE as u64 + (index - run.first_index) * PAGE_SIZE as u64
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn a_file_truncated_under_its_readers_and_writers_is_an_error_to_them() {
     let (whole, error) = again();
     assert_eq!(whole, 20);
     assert!(
-        matches!(error, Some(PageError::Lost { index: 20, location }) if location.offset_bytes() == cut),
+        matches!(error, Some(PageError::Lost { index: 20, location }) if location.value() * PAGE_SIZE as u64 == cut),
         "{error:?}"
     );
     // Again, and on many threads: the page that the handler put there is never given out.

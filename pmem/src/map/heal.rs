@@ -47,11 +47,17 @@ impl PageMap {
                 found,
             });
         }
-        let medium = &self.checkpoint.space().medium;
+        let space = self.checkpoint.space();
+        // A move would otherwise copy the page while it is written, or leave the healed one behind.
+        let _moving = space.lock_moves();
+        let place = space.geometry.place(location, 1);
+        let place = place.map_err(|_| crate::error::outside(location))?;
+        let at = space.locate(place, 1).map_err(|error| error.at(location))?;
+        let medium = &space.medium;
         // One that cannot even be read is damaged; writing it may be what heals the medium.
         let is_whole = || -> std::io::Result<bool> {
             let mut present = [0; PAGE_SIZE];
-            medium.read(location.offset_bytes(), &mut present)?;
+            medium.read(at, &mut present)?;
             Ok(present == *page)
         };
         if is_whole().is_ok_and(|whole| whole) {
@@ -59,7 +65,7 @@ impl PageMap {
         }
         // SAFETY: the segment is held by this map's checkpoint. Borrowers of the page have verified it to be `page`, or
         // take nothing from it but that it is damaged: see above.
-        unsafe { medium.rewrite_page(location.offset_bytes(), page) }.map_err(HealError::Write)?;
+        unsafe { medium.rewrite_page(at, page) }.map_err(HealError::Write)?;
         match is_whole() {
             Ok(true) => Ok(true),
             Ok(false) => Err(HealError::NotKept { index }),

@@ -11,6 +11,7 @@ mod heal;
 mod node;
 mod pieces;
 mod reader;
+mod visit;
 mod writer;
 
 use zerocopy::little_endian::{U16, U32, U64};

@@ -7,7 +7,7 @@ use super::StoredRun;
 use crate::PAGE_SIZE;
 use crate::checkpoint::StoredCheckpoint;
 use crate::convert::to_usize;
-use crate::error::{MapFault, PageError, outside, unreadable};
+use crate::error::{MapFault, PageError, outside};
 use crate::ids::PageNo;
 use crate::layout::{ChildEntry, INNER_ENTRIES, LEAF_ENTRIES, NODE_MAGIC, NodeHeader, RunEntry};
 
@@ -135,9 +135,7 @@ impl Node {
         if !checkpoint.lease().holds(place.segment) {
             return Err(outside(location));
         }
-        let page = space
-            .read_page(location)
-            .map_err(|error| unreadable(location, error))?;
+        let page = space.read_page(place).map_err(|error| error.at(location))?;
         let found = crc32fast::hash(page.as_slice());
         if found != crc32 {
             let fault = MapFault::Checksum {

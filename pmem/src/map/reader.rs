@@ -11,7 +11,7 @@ use super::node::{Node, run_len};
 use super::{MapCursor, MapRoot, RunKind, StoredRun};
 use crate::checkpoint::StoredCheckpoint;
 use crate::convert::{to_u64, to_usize};
-use crate::error::{BlobError, MapFault, PageError, SegmentPlace, outside, unreadable};
+use crate::error::{BlobError, MapFault, PageError, SegmentPlace, outside};
 use crate::ids::PageNo;
 use crate::medium::LostPage;
 use crate::{PAGE_BYTES, PAGE_SIZE};
@@ -99,16 +99,16 @@ impl PageMap {
             return Ok(&[]);
         }
         let (place, crcs) = self.verified_checksums(location, run.pages, crcs_crc32)?;
-        let at = self.checkpoint.space().geometry.segment_at(place.segment)
-            + u64::from(place.page) * PAGE_BYTES
-            + skip * PAGE_BYTES;
+        let located = self.checkpoint.space().locate(place, run.pages);
+        let at = located.map_err(|error| error.at(location))? + skip * PAGE_BYTES;
         let medium = &self.checkpoint.space().medium;
         // SAFETY: the pages lie in a segment that the checkpoint's lease holds (`read_checksums` has
         // checked it), which is given back at the earliest when the last reference to the checkpoint
         // goes: not before the slice, which borrows from one. A held segment is written to by the
-        // shadow that allocated it only, and sealing has consumed that one.
+        // shadow that allocated it only, and sealing has consumed that one. If the segment is moved, the
+        // checkpoint keeps the slot that it was in.
         let lent = unsafe { medium.bytes(at, run_len(pages)) };
-        let lost = |error| lost_page(error, run.first_index, location);
+        let lost = |error| lost_page(error, (first_index, at), location.plus(skip));
         let bytes = lent.map_err(lost)?;
         let expected = crcs.iter().skip(to_usize(skip));
         let mut pages = bytes
@@ -143,11 +143,22 @@ impl PageMap {
         else {
             return Ok(());
         };
-        let at = location.plus(skip).offset_bytes();
-        let medium = &self.checkpoint.space().medium;
-        medium
+        let space = self.checkpoint.space();
+        let place = space.geometry.place(location, run.pages);
+        let located = space.locate(place.map_err(|_| outside(location))?, run.pages);
+        let at = located.map_err(|error| error.at(location))? + skip * PAGE_BYTES;
+        space
+            .medium
             .check(at, u64::from(pages) * PAGE_BYTES)
-            .map_err(|error| lost_page(error, run.first_index, location))
+            .map_err(|error| lost_page(error, (first_index, at), location.plus(skip)))?;
+        // The bytes may have been lent from where the segment was before.
+        if self.checkpoint.lost_retired_page() {
+            return Err(PageError::Lost {
+                index: first_index,
+                location: location.plus(skip),
+            });
+        }
+        Ok(())
     }
 
     /// Verifies a run's page checksums, and none of its pages: for pages that other maps share, and that were read
@@ -186,8 +197,8 @@ impl PageMap {
             .geometry
             .place(location, run.pages)
             .map_err(|_| outside(location))?;
-        let at = space.geometry.segment_at(place.segment) + u64::from(place.page) * PAGE_BYTES;
-        Ok(Some((file, at)))
+        let at = space.locate(place, run.pages);
+        Ok(Some((file, at.map_err(|error| error.at(location))?)))
     }
 
     /// Passes on a blob's bytes, `len_bytes` of them, in pieces of at most a segment.
@@ -282,21 +293,21 @@ impl PageMap {
         }
         space
             .read_crcs(place, pages, into)
-            .map_err(|error| unreadable(location, error))?;
+            .map_err(|error| error.at(location))?;
         Ok(place)
     }
 }
 
-/// Makes the error for the page of a run that an error of the medium is about; the run begins with `first_index` at
-/// `first`.
-fn lost_page(error: io::Error, first_index: u64, first: PageNo) -> PageError {
+/// Makes the error for the page that an error of the medium is about, among pages from an index, a byte offset and a
+/// location on.
+fn lost_page(error: io::Error, (index, at): (u64, u64), location: PageNo) -> PageError {
     let Some(lost) = LostPage::of(&error) else {
         return PageError::Io(error);
     };
-    let location = PageNo(lost.at / PAGE_BYTES);
+    let skip = lost.at.saturating_sub(at) / PAGE_BYTES;
     PageError::Lost {
-        index: first_index + location.0.saturating_sub(first.0),
-        location,
+        index: index + skip,
+        location: location.plus(skip),
     }
 }
 

@@ -227,7 +227,7 @@ fn check_reads(player: &Player, region: &Region) {
     let state = Some(player.current());
     // Allocation is compared only where no segment is withheld.
     if let Err(error) = check(region, &state) {
-        assert!(error.contains(" held of "), "{error}");
+        assert!(error.contains(" segments held"), "{error}");
     }
 }
 

@@ -101,6 +101,7 @@ fn recover_and_go_on(seed: u64, image: &[u8], allowed: &[&State]) -> Result<u64,
         let _ = medium.take_log();
         let mut player = Player::resume(seed, medium, region, state);
         player.dump();
+        player.clean();
         model::check(&player.region(), player.states.last().unwrap())
             .map_err(|e| format!("going on: {e}"))?;
         let played = Played {

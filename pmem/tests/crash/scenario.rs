@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use permafrost_pmem::sim::{MediumEvent, SimMedium, mix};
 use permafrost_pmem::{
-    CheckpointId, FormatOptions, JournalError, MapCursor, MapRoot, Medium, Region, RegionUuid,
-    SealError, Shadow, ShadowError,
+    CheckpointId, CleanError, FormatOptions, JournalError, MapCursor, MapRoot, Medium, PAGE_SIZE,
+    Region, RegionUuid, SealError, Shadow, ShadowError, StoredCheckpoint,
 };
 
-use crate::model::{Pages, Salt, Sealed, State, page};
+use crate::model::{self, Pages, Salt, Sealed, State, page};
 
 /// Small enough to be copied ten thousand times: a dozen segments and one page of journal a half.
 pub(crate) const CAPACITY: usize = 13 * (64 << 10);
@@ -144,7 +144,7 @@ impl Player {
     }
 
     fn step(&mut self) {
-        match self.rng.below(20) {
+        match self.rng.below(21) {
             0..=8 => self.dump(),
             9..=10 => self.two_dumps_at_once(),
             11..=13 => self.delete(),
@@ -152,7 +152,9 @@ impl Player {
             // Fills the journal: the next operation or one of these compacts it.
             16 => self.set_attrs(32),
             17 => self.abandon(),
-            18 => {
+            18 if self.rng.one_in(2) => self.delete(),
+            18 => self.clean(),
+            19 if self.rng.one_in(2) => {
                 self.region().close().unwrap();
                 self.open();
             }
@@ -240,6 +242,20 @@ impl Player {
         }
     }
 
+    /// Moves segments, some of them or all that are worth it: changes no state.
+    pub(crate) fn clean(&mut self) {
+        let region = self.region();
+        let kept = self.pick().and_then(|id| region.checkpoint(id));
+        let mut survey = region.survey(&roots);
+        let max_bytes = self.rng.below(64) * PAGE_SIZE as u64;
+        match region.clean(&mut survey, max_bytes) {
+            Ok(_) | Err(CleanError::Full) => {}
+            Err(error) => panic!("clean: {error}"),
+        }
+        drop((survey, kept));
+        model::check(&region, self.states.last().unwrap()).unwrap();
+    }
+
     fn pick(&mut self) -> Option<CheckpointId> {
         let state = self.current();
         let n = self.rng.below(state.len().max(1) as u64);
@@ -324,6 +340,15 @@ impl Player {
         assert_eq!(stats.pages, pages.len() as u64);
         Ok((root, pages))
     }
+}
+
+/// Returns the map roots in a manifest.
+pub(crate) fn roots(checkpoint: &Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>> {
+    let manifest = checkpoint.manifest().ok()?;
+    manifest
+        .chunks(32)
+        .map(|root| MapRoot::try_from(root).ok())
+        .collect()
 }
 
 /// Accepts a full region, which is part of a scenario; other errors are not.

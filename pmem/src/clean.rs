@@ -1,0 +1,415 @@
+//! Cleaning: the pages of sparse segments that checkpoints still refer to are packed into fewer slots.
+//!
+//! ```text
+//! slot 3  │hdr│▒│ │ │▒│ │ │ │     segments 3, 9 and 4 have a few live pages (▒) each
+//! slot 9  │hdr│ │ │▒│ │ │ │ │
+//! slot 4  │hdr│ │▒│ │ │ │▒│ │
+//!                  ▼
+//! slot 12 │hhh│▒│▒│▒│▒│▒│ │ │     segments 3, 9 and 4, packed behind their headers; slots 3, 9 and 4 are free
+//! ```
+//!
+//! Maps name pages by segment and place, and a packed segment's header says which places it stores. So no map, no root and
+//! no checkpoint changes: the price of moving a segment is its live pages and an entry of the segment table, however many
+//! checkpoints share it.
+//!
+//! A page is live if a listed checkpoint refers to it. Sealed segments are never written to, so live pages only become
+//! fewer: a shadow that refers to a page has found it through a checkpoint. A [`Survey`] finds them, and holds the
+//! segments, so that none of them is reused while it counts.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::Arc;
+
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+use crate::alloc::{Lease, SlotHold};
+use crate::checkpoint::StoredCheckpoint;
+use crate::convert::{to_u64, to_usize};
+use crate::error::{CleanError, SegmentPlace};
+use crate::ids::{PageNo, SegmentNo, SlotNo};
+use crate::layout::PackedHeader;
+use crate::map::MapRoot;
+use crate::medium::Flushed;
+use crate::region::Region;
+use crate::space::{Space, StoredPages, packed_checksum};
+use crate::table::{Position, packed_header_bytes};
+use crate::{PAGE_BYTES, PAGE_SIZE};
+
+/// Largest share of a slot, in quarters, that its live pages and their headers may fill for the slot to be cleaned: what
+/// fuller ones would give is not worth the writes.
+const SPARSE_QUARTERS: u64 = 3;
+
+/// Live pages of a region, and the slots that are worth cleaning. Holds all segments that were in use when it was made,
+/// so it should not be kept for long.
+pub struct Survey {
+    live: HashMap<SegmentNo, StoredPages>,
+    /// Sparse slots with the segments in them, the sparsest one last.
+    sparse: Vec<SparseSlot>,
+    used_bytes: u64,
+    live_bytes: u64,
+    unknown_bytes: u64,
+    _leases: Vec<Arc<Lease>>,
+}
+
+/// A slot that is worth cleaning.
+struct SparseSlot {
+    segments: Vec<SegmentNo>,
+    size: PackedSize,
+}
+
+/// Size of packed segments.
+#[derive(Clone, Copy, Debug, Default)]
+struct PackedSize {
+    pages: u32,
+    header_bytes: u64,
+}
+
+impl PackedSize {
+    fn of(live: &StoredPages) -> Self {
+        Self {
+            pages: live.count(),
+            header_bytes: packed_header_bytes(live.count()),
+        }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            pages: self.pages.saturating_add(other.pages),
+            header_bytes: self.header_bytes + other.header_bytes,
+        }
+    }
+
+    fn header_pages(self) -> u64 {
+        self.header_bytes.div_ceil(PAGE_BYTES)
+    }
+
+    /// Pages that the segments take together, with their headers in front of them.
+    fn all_pages(self) -> u64 {
+        u64::from(self.pages) + self.header_pages()
+    }
+}
+
+/// Result of a step of cleaning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Cleaned {
+    /// Slots whose segments were all moved. They are reused once no reader has a checkpoint that was in them.
+    pub slots: u64,
+    /// Bytes written: pages, segment headers.
+    pub written_bytes: u64,
+    /// Segments left where they are, because a page of them is damaged.
+    pub damaged_segments: u64,
+    /// True if nothing more is worth cleaning.
+    pub done: bool,
+}
+
+impl Survey {
+    /// Bytes of the slots in use.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.used_bytes
+    }
+
+    /// Bytes of the pages that checkpoints refer to, in segments that can be moved.
+    #[must_use]
+    pub fn live_bytes(&self) -> u64 {
+        self.live_bytes
+    }
+
+    /// Bytes of segments whose live pages are not known: dumps under way, readers of removed checkpoints or damaged maps
+    /// refer to them. They are not cleaned.
+    #[must_use]
+    pub fn unknown_bytes(&self) -> u64 {
+        self.unknown_bytes
+    }
+
+    /// Bytes that cleaning would free: an estimate, as it depends on how segments fit into slots.
+    #[must_use]
+    pub fn reclaimable_bytes(&self, segment_bytes: u64) -> u64 {
+        let none = PackedSize::default();
+        let size = self
+            .sparse
+            .iter()
+            .fold(none, |size, slot| size.plus(slot.size));
+        let needed = (size.all_pages() * PAGE_BYTES).div_ceil(segment_bytes.max(1));
+        to_u64(self.sparse.len()).saturating_sub(needed) * segment_bytes
+    }
+}
+
+impl Region {
+    /// Finds the live pages of all checkpoints. `roots` returns the map roots that a checkpoint's manifest names, `None` if
+    /// it cannot be read. Reads all maps: a page for each 127 runs.
+    pub fn survey(&self, roots: &dyn Fn(&Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>>) -> Survey {
+        let space = self.space();
+        let (mut live, mut leases) = (HashMap::new(), Vec::new());
+        let mut holders: HashMap<SegmentNo, u32> = HashMap::new();
+        let mut unknown: HashSet<SegmentNo> = HashSet::new();
+        for id in self.ids() {
+            let Some(checkpoint) = self.checkpoint(id) else {
+                continue;
+            };
+            let lease = Arc::clone(checkpoint.lease());
+            for segment in lease.segments() {
+                *holders.entry(segment).or_default() += 1;
+                live.entry(segment).or_insert_with(StoredPages::default);
+            }
+            let marked = roots(&checkpoint).and_then(|roots| mark(&checkpoint, &roots, &mut live));
+            if marked.is_none() {
+                unknown.extend(lease.segments());
+            }
+            leases.push(lease);
+        }
+        {
+            // More holders than these: shadows, readers of removed checkpoints, checkpoints sealed since.
+            let allocator = space.allocator();
+            let others = |(segment, count): (&SegmentNo, &u32)| {
+                (allocator.holders(*segment) != *count).then_some(*segment)
+            };
+            unknown.extend(holders.iter().filter_map(others));
+        }
+        let mut survey = Survey {
+            used_bytes: 0,
+            live_bytes: 0,
+            unknown_bytes: unknown
+                .iter()
+                .map(|segment| space.segment_bytes(*segment))
+                .sum(),
+            live,
+            sparse: Vec::new(),
+            _leases: leases,
+        };
+        survey.live.retain(|segment, _| !unknown.contains(segment));
+        survey.find_sparse(space);
+        survey
+    }
+
+    /// Moves segments of sparse slots, about `max_bytes` of pages. Dumps and readers go on meanwhile.
+    ///
+    /// # Errors
+    /// [`CleanError`]; nothing is lost, and what was moved before stays moved.
+    pub fn clean(&self, survey: &mut Survey, max_bytes: u64) -> Result<Cleaned, CleanError> {
+        let space = self.space();
+        let mut cleaned = Cleaned::default();
+        while cleaned.written_bytes < max_bytes {
+            self.journal().check()?;
+            let Some(batch) = survey.next_batch(space) else {
+                cleaned.done = true;
+                break;
+            };
+            let done = self.move_batch(survey, &batch)?;
+            cleaned.slots += done.slots;
+            cleaned.written_bytes += done.written_bytes;
+            cleaned.damaged_segments += done.damaged_segments;
+        }
+        Ok(cleaned)
+    }
+
+    /// Packs the segments of sparse slots into a free one.
+    fn move_batch(&self, survey: &Survey, batch: &[SparseSlot]) -> Result<Cleaned, CleanError> {
+        let space = self.space();
+        let target = SlotHold::take(space).ok_or(CleanError::Full)?;
+        let (mut cleaned, mut moves, mut flushed) =
+            (Cleaned::default(), Vec::new(), Flushed::new());
+        let _moving = space.lock_moves();
+
+        // 1. Write the packed segments to a slot that no entry names, and make them durable. A crash here leaves a free
+        //    slot.
+        let size = batch
+            .iter()
+            .fold(PackedSize::default(), |size, slot| size.plus(slot.size));
+        let slot_at = space.geometry.slot_at(target.slot);
+        let (mut header_at, mut pages_at) = (slot_at, slot_at + size.header_pages() * PAGE_BYTES);
+        for slot in batch {
+            let mut whole = true;
+            for &segment in &slot.segments {
+                let Some(live) = survey.live.get(&segment) else {
+                    continue;
+                };
+                if !copy_packed(space, segment, live, (header_at, pages_at), &mut flushed)? {
+                    cleaned.damaged_segments += 1;
+                    whole = false;
+                    continue;
+                }
+                let packed_pages = Some(live.count());
+                moves.push((
+                    segment,
+                    Position {
+                        header_at,
+                        packed_pages,
+                    },
+                ));
+                header_at += packed_header_bytes(live.count());
+                pages_at += u64::from(live.count()) * PAGE_BYTES;
+            }
+            cleaned.slots += u64::from(whole);
+        }
+        if moves.is_empty() {
+            return Ok(cleaned);
+        }
+        cleaned.written_bytes = pages_at - slot_at;
+        space
+            .medium
+            .flush(slot_at, size.header_pages() * PAGE_BYTES, &mut flushed)?;
+        space.fence(&mut flushed)?;
+
+        // 2. Point the table to them, one copy after the other. A crash leaves each segment in the one or the other
+        //    place, and both places hold its pages until step 3.
+        let left: Vec<_> = moves
+            .iter()
+            .filter_map(|&(segment, to)| {
+                Some((segment, Arc::new(space.move_segment(segment, to)?)))
+            })
+            .collect();
+        if let Err(error) = write_entries(space, &moves, &mut flushed) {
+            space.fail("move segments", &error);
+            // The entries on the medium may name the one or the other place: neither is reused before the next open.
+            left.into_iter()
+                .for_each(|(_, hold)| std::mem::forget(hold));
+            return Err(error.into());
+        }
+
+        // 3. Give the places back that the segments have left, once nobody reads there.
+        space.readers.keep(&left);
+        Ok(cleaned)
+    }
+}
+
+impl Survey {
+    /// Finds the slots with segments that can all be moved, and are worth it.
+    fn find_sparse(&mut self, space: &Space) {
+        let mut slots: HashMap<SlotNo, SparseSlot> = HashMap::new();
+        for (&segment, live) in &self.live {
+            self.live_bytes += u64::from(live.count()) * PAGE_BYTES;
+            let Some(slot) = space.table.slot(&space.geometry, segment) else {
+                continue;
+            };
+            let slot = slots.entry(slot).or_insert(SparseSlot {
+                segments: Vec::new(),
+                size: PackedSize::default(),
+            });
+            slot.segments.push(segment);
+            slot.size = slot.size.plus(PackedSize::of(live));
+        }
+        let allocator = space.allocator();
+        let used = space.geometry.slots - allocator.free();
+        self.used_bytes = u64::from(used) * u64::from(space.geometry.segment_bytes);
+        let most = u64::from(space.geometry.segment_pages()) * SPARSE_QUARTERS / 4;
+        let sparse = slots.into_iter().filter(|(slot, sparse)| {
+            // One that something else occupies would not become free.
+            sparse.size.all_pages() <= most
+                && to_usize(u64::from(allocator.occupants(*slot))) == sparse.segments.len()
+        });
+        self.sparse = sparse.map(|(_, sparse)| sparse).collect();
+        drop(allocator);
+        for slot in &mut self.sparse {
+            slot.segments.sort_unstable();
+        }
+        self.sparse.sort_unstable_by_key(|slot| {
+            (
+                Reverse(slot.size.all_pages()),
+                Reverse(slot.segments.first().copied()),
+            )
+        });
+    }
+
+    /// Takes the sparsest slots whose segments fit together into one; `None` if that frees no slot.
+    fn next_batch(&mut self, space: &Space) -> Option<Vec<SparseSlot>> {
+        let pages = u64::from(space.geometry.segment_pages());
+        let mut size = PackedSize::default();
+        let fitting = self.sparse.iter().rev().take_while(|slot| {
+            size = size.plus(slot.size);
+            size.all_pages() <= pages
+        });
+        let count = fitting.count();
+        (count > 1).then(|| self.sparse.split_off(self.sparse.len() - count))
+    }
+}
+
+/// Marks all pages that a checkpoint refers to; `None` if its root or a map cannot be read.
+fn mark(
+    checkpoint: &Arc<StoredCheckpoint>,
+    roots: &[MapRoot],
+    live: &mut HashMap<SegmentNo, StoredPages>,
+) -> Option<()> {
+    let geometry = checkpoint.space().geometry;
+    let mut outside = false;
+    let mut insert = |first: PageNo, pages: u32| match geometry.place(first, pages) {
+        Ok(place) => live
+            .entry(place.segment)
+            .or_default()
+            .insert(place.page, pages),
+        Err(_) => outside = true,
+    };
+    for page in checkpoint.root_pages().ok()? {
+        insert(page, 2);
+    }
+    let maps = roots.iter().map(|root| checkpoint.map(root));
+    for map in maps.chain([checkpoint.manifest_map()]) {
+        map.visit(&mut insert).ok()?;
+    }
+    (!outside).then_some(())
+}
+
+/// Writes a segment's header and its live pages to their places, and flushes the pages. Returns false if one of them is
+/// damaged: such a segment stays where it is, to be healed or salvaged.
+fn copy_packed(
+    space: &Space,
+    segment: SegmentNo,
+    live: &StoredPages,
+    (header_at, pages_at): (u64, u64),
+    flushed: &mut Flushed,
+) -> io::Result<bool> {
+    let mut crcs = Vec::new();
+    for (page, at) in live.iter().zip((pages_at..).step_by(PAGE_SIZE)) {
+        let place = SegmentPlace { segment, page };
+        let Ok(content) = space.read_page(place) else {
+            return Ok(false);
+        };
+        let crc = crc32fast::hash(content.as_slice());
+        let read = space.read_crcs(place, 1, &mut crcs);
+        if read.is_err() || crcs.last().map(|crc| crc.get()) != Some(crc) {
+            return Ok(false);
+        }
+        // SAFETY: the slot is held by this move alone, and no entry names it: nobody reads it.
+        unsafe { space.medium.write_streaming(at, content.as_slice())? };
+    }
+    let mut header = PackedHeader {
+        crc32: U32::ZERO,
+        segment: U32::new(segment.0),
+        first: U64::new(pages_at / PAGE_BYTES),
+        stored: live.0.map(U64::new),
+        reserved: [0; 16],
+    };
+    header.crc32 = U32::new(packed_checksum(space.uuid, &header));
+    // SAFETY: as above.
+    unsafe {
+        space.medium.write(header_at, header.as_bytes())?;
+        space.medium.write(
+            header_at + to_u64(size_of::<PackedHeader>()),
+            crcs.as_bytes(),
+        )?;
+    }
+    let len_bytes = u64::from(live.count()) * PAGE_BYTES;
+    space.medium.flush_streamed(pages_at, len_bytes, flushed)?;
+    Ok(true)
+}
+
+/// Writes the entries of moved segments: the first copies, durable, and then the second ones.
+fn write_entries(
+    space: &Space,
+    moves: &[(SegmentNo, Position)],
+    flushed: &mut Flushed,
+) -> io::Result<()> {
+    for copy in [0, 1] {
+        for &(segment, _) in moves {
+            let medium = &*space.medium;
+            space
+                .table
+                .write_copy(medium, &space.geometry, segment, copy, flushed)?;
+        }
+        space.fence(flushed)?;
+    }
+    Ok(())
+}
