@@ -80,7 +80,7 @@ struct State {
     /// Flushes and fences together, from which on all fail.
     fail_from: Option<u64>,
     /// The n-th flush or fence, counted together, that is silently not done.
-    skip: Option<u64>,
+    skip: Vec<u64>,
 }
 
 impl SimMedium {
@@ -168,10 +168,10 @@ impl SimMedium {
         self.raw.lose(at, len_bytes);
     }
 
-    /// Skips the n-th flush or fence (counted together, from 0), and reports success. For tests of the tests: the
+    /// Skips the n-th flush or fence (counted together, from 0), too, and reports success. For tests of the tests: the
     /// simulator must detect such a medium.
     pub fn skip(&self, n: u64) {
-        self.state().skip = Some(n);
+        self.state().skip.push(n);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -201,7 +201,7 @@ impl State {
 
     /// Records a flush or fence unless it is to be skipped.
     fn record(&mut self, event: MediumEvent) {
-        if self.skip != Some(self.flushes + self.fences) {
+        if !self.skip.contains(&(self.flushes + self.fences)) {
             self.log.push(event);
         }
     }

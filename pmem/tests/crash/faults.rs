@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use permafrost_pmem::layout::RECORD_BYTES;
 use permafrost_pmem::sim::{MediumEvent, Replay};
-use permafrost_pmem::{CheckpointId, JournalError, MapRoot, Region, SealError};
+use permafrost_pmem::{
+    CheckpointId, CleanError, Cleaned, JournalError, MapRoot, Region, SealError,
+};
 
 use crate::cut_everywhere;
 use crate::model::{Pages, Sealed, check, page, recover};
-use crate::scenario::{Played, Player};
+use crate::scenario::{Played, Player, roots};
 
 /// Draws enough that each of a handful of pending chunks is lost in one and kept in another.
 const DRAWS: u64 = 48;
@@ -103,6 +105,7 @@ fn every_one_is_needed(name: &str, operation: impl Fn(&mut Player)) {
         let played = Played {
             log: player.medium.take_log(),
             states: player.states,
+            cleaned_slots: 0,
         };
         let caught = cut_everywhere(n, before, &played, DRAWS, |_, image, allowed| {
             recover(image, allowed).map(|_| 1)
@@ -127,6 +130,133 @@ fn every_flush_and_fence_of_a_replacement_and_a_deletion_is_needed() {
         seal(player, 2, 3, Some(CheckpointId::new(1))).unwrap()
     });
     every_one_is_needed("delete", |player| delete(player, 1).unwrap());
+}
+
+/// Returns a region with a checkpoint that refers to a page of each of three slots.
+fn prepared_sparse() -> Player {
+    let mut player = prepared();
+    let region = player.region();
+    let parent = region.checkpoint(CheckpointId::new(1)).unwrap();
+    let root = MapRoot::try_from(parent.manifest().unwrap().as_slice()).unwrap();
+    let mut cursor = parent.map(&root).cursor();
+    let mut shadow = region.begin();
+    let mut map = shadow.map();
+    let mut state = player.current();
+    let mut expected = Pages::new();
+    for index in [2, 20, 36] {
+        shadow.reference(&mut map, index, 1, &mut cursor).unwrap();
+        expected.push(state[&CheckpointId::new(1)].objects[0][usize::try_from(index).unwrap()]);
+    }
+    let (root, _) = shadow.finish(map).unwrap();
+    let manifest = root.to_bytes().to_vec();
+    let id = CheckpointId::new(2);
+    shadow.seal(id, &manifest, None).unwrap();
+    let objects = vec![expected];
+    state.insert(
+        id,
+        Sealed {
+            attrs: 0,
+            manifest,
+            objects,
+        },
+    );
+    player.acknowledge(state);
+    drop((cursor, parent));
+    delete(&mut player, 1).unwrap();
+    player
+}
+
+fn clean(player: &Player) -> Result<Cleaned, CleanError> {
+    let region = player.region();
+    let mut survey = region.survey(&roots);
+    region.clean(&mut survey, u64::MAX)
+}
+
+/// The segments that are moved: the three sparse ones, and the one with the map of the checkpoint that refers to them.
+const MOVED: u64 = 4;
+
+#[test]
+fn every_flush_and_fence_of_the_moved_pages_is_needed() {
+    let mut whole = prepared_sparse();
+    let first = points(&whole);
+    assert_eq!(clean(&whole).unwrap().slots, MOVED);
+    // A flush for the pages of each, one for the headers, a fence; then for each copy of the table a flush an entry, and
+    // a fence.
+    assert_eq!(points(&whole) - first, MOVED + 2 + 2 * (MOVED + 1));
+    whole.states.clear();
+    for n in first..first + MOVED + 2 {
+        let mut player = prepared_sparse();
+        let before = player.medium.image();
+        let _ = player.medium.take_log();
+        player.states.drain(..player.states.len() - 1);
+        player.medium.skip(n);
+        clean(&player).unwrap();
+        // The slots that were left are written to.
+        seal(&mut player, 3, 45, None).unwrap();
+        let played = Played {
+            log: player.medium.take_log(),
+            states: player.states,
+            cleaned_slots: 0,
+        };
+        let caught = cut_everywhere(n, before, &played, DRAWS, |_, image, allowed| {
+            recover(image, allowed).map(|_| 1)
+        });
+        assert!(caught.is_err(), "without {} it was not caught", n - first);
+    }
+}
+
+#[test]
+fn the_table_has_the_new_places_before_the_old_ones_are_reused() {
+    // Without any flush of the table's first or second copy, the other copy has them; without both, nobody.
+    let copies = |which: &[u64]| {
+        let mut player = prepared_sparse();
+        let before = player.medium.image();
+        let _ = player.medium.take_log();
+        player.states.drain(..player.states.len() - 1);
+        let first = points(&player) + MOVED + 2;
+        for copy in which {
+            for n in 0..MOVED {
+                player.medium.skip(first + copy * (MOVED + 1) + n);
+            }
+        }
+        clean(&player).unwrap();
+        seal(&mut player, 3, 45, None).unwrap();
+        let played = Played {
+            log: player.medium.take_log(),
+            states: player.states,
+            cleaned_slots: 0,
+        };
+        cut_everywhere(7, before, &played, DRAWS, |_, image, allowed| {
+            recover(image, allowed).map(|_| 1)
+        })
+    };
+    copies(&[]).unwrap();
+    assert!(copies(&[0, 1]).is_err());
+}
+
+#[test]
+fn cleaning_on_a_failing_medium_loses_nothing() {
+    let whole = prepared_sparse();
+    let first = points(&whole);
+    clean(&whole).unwrap();
+    let end = points(&whole);
+    for n in first..end {
+        let player = prepared_sparse();
+        let before = player.medium.image();
+        let _ = player.medium.take_log();
+        player.medium.fail_from(n);
+        assert!(clean(&player).is_err(), "point {n}");
+        let region = player.region();
+        check_reads(&player, &region);
+        assert!(region.delete(CheckpointId::new(2)).is_err());
+        let mut replay = Replay::new(before);
+        let log = player.medium.take_log();
+        log.iter().for_each(|event| replay.apply(event));
+        for seed in 0..8 {
+            recover(&replay.crash(seed), &[&Some(player.current())])
+                .unwrap_or_else(|e| panic!("point {n}, draw {seed}: {e}"));
+        }
+    }
 }
 
 #[test]

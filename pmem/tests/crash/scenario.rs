@@ -41,6 +41,8 @@ impl Rng {
 pub(crate) struct Played {
     pub(crate) log: Vec<MediumEvent>,
     pub(crate) states: Vec<State>,
+    /// Slots that cleaning emptied.
+    pub(crate) cleaned_slots: u64,
 }
 
 pub(crate) struct Player {
@@ -51,6 +53,7 @@ pub(crate) struct Player {
     pub(crate) states: Vec<State>,
     /// State that will be current if the operation under way succeeds.
     pub(crate) pending: Option<BTreeMap<CheckpointId, Sealed>>,
+    pub(crate) cleaned_slots: u64,
 }
 
 impl Player {
@@ -61,6 +64,7 @@ impl Player {
             region: None,
             states: vec![None],
             pending: None,
+            cleaned_slots: 0,
         }
     }
 
@@ -77,6 +81,7 @@ impl Player {
             region: Some(region),
             states: vec![state],
             pending: None,
+            cleaned_slots: 0,
         }
     }
 
@@ -90,6 +95,7 @@ impl Player {
         Played {
             log: self.medium.take_log(),
             states: self.states,
+            cleaned_slots: self.cleaned_slots,
         }
     }
 
@@ -249,7 +255,8 @@ impl Player {
         let mut survey = region.survey(&roots);
         let max_bytes = self.rng.below(64) * PAGE_SIZE as u64;
         match region.clean(&mut survey, max_bytes) {
-            Ok(_) | Err(CleanError::Full) => {}
+            Ok(cleaned) => self.cleaned_slots += cleaned.slots,
+            Err(CleanError::Full) => {}
             Err(error) => panic!("clean: {error}"),
         }
         drop((survey, kept));
