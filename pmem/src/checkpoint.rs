@@ -21,6 +21,18 @@ pub const ATTR_PUBLISHED: u32 = 2;
 /// Attribute bit 2: sealed for a cluster that does not list it yet, as far as is known here.
 pub const ATTR_PROVISIONAL: u32 = 4;
 
+/// Names one copy of a checkpoint while its region is open. The default names none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CopyId(u64);
+
+impl CopyId {
+    /// Makes an id from a number: one of a seal, which ascends.
+    #[must_use]
+    pub const fn new(number: u64) -> Self {
+        Self(number)
+    }
+}
+
 /// A reference to a sealed, immutable checkpoint. While any reference to one lives, its segments are not reused, even
 /// after it was deleted, nor are the slots that they were in before a move.
 pub struct StoredCheckpoint {
@@ -127,6 +139,13 @@ impl StoredCheckpoint {
     #[must_use]
     pub fn attrs(&self) -> u32 {
         self.sealed.attrs.load(Ordering::Relaxed)
+    }
+
+    /// Returns the id of this copy: another checkpoint sealed under the same id has another one. Valid while the region is
+    /// open.
+    #[must_use]
+    pub fn copy_id(&self) -> CopyId {
+        CopyId(self.sealed.order)
     }
 
     /// Returns the number of segments with pages of the checkpoint, inherited ones included.

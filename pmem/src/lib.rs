@@ -49,7 +49,7 @@ mod space;
 mod superblock;
 mod table;
 
-pub use checkpoint::{ATTR_PINNED, ATTR_PROVISIONAL, ATTR_PUBLISHED, StoredCheckpoint};
+pub use checkpoint::{ATTR_PINNED, ATTR_PROVISIONAL, ATTR_PUBLISHED, CopyId, StoredCheckpoint};
 pub use clean::{Cleaned, Survey};
 pub use damage::{JournalDamage, RegionFailure, UnreadableCheckpoint};
 pub use error::{

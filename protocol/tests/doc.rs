@@ -219,6 +219,7 @@ fn requests_and_replies() {
         ("SetNode", Q::SetNode(Default::default())),
         ("Rebuild", Q::Rebuild(Default::default())),
         ("Scrub", Q::Scrub(Default::default())),
+        ("Gc", Q::Gc(Default::default())),
         ("Reserve", Q::Reserve(Default::default())),
         (
             "CancelReservation",
@@ -241,6 +242,7 @@ fn requests_and_replies() {
         ("Nodes", R::Nodes(Default::default())),
         ("Rebuilt", R::Rebuilt(Default::default())),
         ("Scrubbed", R::Scrubbed(Default::default())),
+        ("GcReport", R::GcReport(Default::default())),
         ("Reserved", R::Reserved(Default::default())),
         ("Denials", R::Denials(Default::default())),
     ];

@@ -61,6 +61,9 @@ pub struct Config {
     pub quotas: Option<PathBuf>,
     /// Period within which everything that the region holds is read and verified. Default a week; `None`: never.
     pub scrub_period: Option<Duration>,
+    /// Period at which the region is examined for sparse segments, once it is half full and something was removed. Default
+    /// a minute; `None`: the region is cleaned on request only.
+    pub clean_interval: Option<Duration>,
     /// Concurrency limits of dumps and restores, and the rules for those that wait.
     pub queues: QueuesOptions,
     /// Age at which a measured bandwidth is renewed: a node that is idle then makes a small measurement. Default 5
@@ -142,6 +145,7 @@ impl Default for Config {
             api: ApiServerOptions::default(),
             quotas: None,
             scrub_period: Some(Duration::from_secs(7 * 86400)),
+            clean_interval: Some(Duration::from_secs(60)),
             queues: QueuesOptions::default(),
             probe_period: Some(Duration::from_secs(300)),
             audit: AuditFile::default(),

@@ -117,6 +117,10 @@ struct Args {
     /// Period within which everything that the region holds is read and verified once, or `off`.
     #[arg(long, value_name = "TIME", default_value = "7d", value_parser = parse_period)]
     scrub_period: Period,
+    /// Period at which a region that is half full is cleaned of the space that removed checkpoints have left between others,
+    /// or `off`: then only `permafrost gc` does it.
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = parse_period)]
+    clean_interval: Period,
     /// Dumps that run at once: a number, or `auto` for as many as increase the total throughput. Further dumps wait
     /// in a queue, while their processes run on.
     #[arg(long, value_name = "N", default_value = "auto", value_parser = parse_at_once)]
@@ -339,6 +343,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         },
         quotas: args.quotas.map(absolute).transpose()?,
         scrub_period: args.scrub_period.0,
+        clean_interval: args.clean_interval.0,
         queues: QueuesOptions {
             dumps_at_once: args.dumps_at_once.0,
             restores_at_once: args.restores_at_once.0,

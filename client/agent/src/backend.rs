@@ -455,6 +455,26 @@ impl Backend for Remote {
         Ok(all)
     }
 
+    fn gc(
+        &self,
+        gc: &request::Gc,
+        _progress: ProgressReceiver<'_>,
+    ) -> Result<control::GcReport, control::Error> {
+        let mut all = control::GcReport::default();
+        self.ask_all(&request::Body::Gc(gc.clone()), |node, reply| {
+            let reply::Body::GcReport(report) = reply else {
+                return Err(odd_answer(node));
+            };
+            let regions = report.regions.into_iter();
+            all.regions.extend(regions.map(|region| control::RegionGc {
+                node: node.to_owned(),
+                ..region
+            }));
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
     fn export(
         &self,
         export: &request::Export,

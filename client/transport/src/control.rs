@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use permafrost_protocol::control::{
-    self, Checkpoint, Checkpoints, Denials, Detail, Done, ErrorCode, Exported, NodeList, Progress,
-    Rebuilt, Reply, Request, Reserved, Scrubbed, ServerStatus, SessionOpened, Verified, reply,
-    request,
+    self, Checkpoint, Checkpoints, Denials, Detail, Done, ErrorCode, Exported, GcReport, NodeList,
+    Progress, Rebuilt, Reply, Request, Reserved, Scrubbed, ServerStatus, SessionOpened, Verified,
+    reply, request,
 };
 
 use crate::framing::{self, FramingError};
@@ -118,6 +118,7 @@ answers! {
     Nodes(NodeList),
     Rebuilt(Rebuilt),
     Scrubbed(Scrubbed),
+    GcReport(GcReport),
     Reserved(Reserved),
     Denials(Denials),
 }
@@ -140,6 +141,7 @@ calls! {
     SetNode -> NodeList,
     Rebuild -> Rebuilt,
     Scrub -> Scrubbed,
+    Gc -> GcReport,
     Reserve -> Reserved,
     CancelReservation -> Done,
     Took -> Done,

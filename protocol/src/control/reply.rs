@@ -1,8 +1,8 @@
 //! Parts of [`Reply`](super::Reply).
 
 use super::{
-    Checkpoint, Checkpoints, Denials, Detail, Done, Error, Exported, NodeList, Progress, Rebuilt,
-    Reserved, Scrubbed, ServerStatus, SessionOpened, Verified,
+    Checkpoint, Checkpoints, Denials, Detail, Done, Error, Exported, GcReport, NodeList, Progress,
+    Rebuilt, Reserved, Scrubbed, ServerStatus, SessionOpened, Verified,
 };
 
 /// Body of a reply.
@@ -35,6 +35,8 @@ pub enum Body {
     Rebuilt(Rebuilt),
     #[prost(message, tag = "25")]
     Scrubbed(Scrubbed),
+    #[prost(message, tag = "26")]
+    GcReport(GcReport),
     #[prost(message, tag = "30")]
     Reserved(Reserved),
     #[prost(message, tag = "40")]

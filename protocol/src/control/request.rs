@@ -42,6 +42,8 @@ pub enum Body {
     Rebuild(Rebuild),
     #[prost(message, tag = "25")]
     Scrub(Scrub),
+    #[prost(message, tag = "26")]
+    Gc(Gc),
     #[prost(message, tag = "30")]
     Reserve(Reserve),
     #[prost(message, tag = "31")]
@@ -288,6 +290,15 @@ pub struct Scrub {
     /// `JOB`, `JOB@GEN`, or empty for everything.
     #[prost(string, tag = "1")]
     pub checkpoint: String,
+}
+
+/// Pack sparse parts of the region, so that the space that removed checkpoints have left in them becomes free. Progress,
+/// then [`super::GcReport`].
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Gc {
+    /// True to measure only, and to move nothing.
+    #[prost(bool, tag = "1")]
+    pub dry_run: bool,
 }
 
 /// Keep a place in a queue for a dump or a restore to come. Answered by [`super::Reserved`].

@@ -101,6 +101,8 @@ impl AuditedRequest {
                 deny.entries.join(", "),
             ),
             Body::Scrub(scrub) => Self::change("scrub", &scrub.checkpoint),
+            Body::Gc(gc) if gc.dry_run => Self::look("gc-dry-run", ""),
+            Body::Gc(_) => Self::change("gc", ""),
             Body::Reserve(reserve) => Self::change("reserve", &reserve.node),
             // With the token anyone can take the reservation: it stays out of the log.
             Body::CancelReservation(cancel) => Self::change("cancel-reservation", &cancel.node),

@@ -100,6 +100,9 @@ impl Agents {
                     .scrub(&scrub.checkpoint, &mut |_, _| {});
                 reply::Body::Scrubbed(scrubbed?)
             }
+            request::Body::Gc(gc) => {
+                reply::Body::GcReport(self.store.gc(gc.dry_run, &mut |_, _| {})?)
+            }
             request::Body::Deny(deny) => {
                 let answer = self.denials().and_then(|denials| denials.answer(&deny));
                 reply::Body::Denials(answer?)

@@ -264,6 +264,15 @@ impl Backend for Local {
             .map_err(control::Error::from)
     }
 
+    fn gc(
+        &self,
+        gc: &request::Gc,
+        progress: ProgressReceiver<'_>,
+    ) -> Result<control::GcReport, control::Error> {
+        let report = self.store.gc(gc.dry_run, progress);
+        report.map_err(control::Error::from)
+    }
+
     fn export(
         &self,
         export: &request::Export,

@@ -10,7 +10,8 @@ mod startup;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use permafrost_agent::host::arguments::in_full;
@@ -59,6 +60,7 @@ pub struct Daemon {
     queues: Arc<Queues>,
     expiry: tokio::task::JoinHandle<()>,
     watching: tokio::task::JoinHandle<()>,
+    cleaning: Cleaning,
     keeping: Keeping,
     host: Host<Local>,
     peers: Option<Endpoint>,
@@ -190,6 +192,7 @@ impl Daemon {
         }));
         let expiry = tokio::spawn(expire(Arc::clone(&store), config.retention));
         let watching = tokio::spawn(watch_medium(Arc::clone(local)));
+        let cleaning = Cleaning::begin(local, config.clean_interval);
         let (end, ended) = oneshot::channel();
         let keeping = Keeping {
             end,
@@ -200,6 +203,7 @@ impl Daemon {
             queues,
             expiry,
             watching,
+            cleaning,
             keeping,
             host,
             peers,
@@ -272,6 +276,7 @@ impl Daemon {
         self.host.stop();
         self.expiry.abort();
         self.watching.abort();
+        self.cleaning.end();
         // Who waits has begun nothing.
         self.queues.stop();
         self.answers.stop().await;
@@ -479,6 +484,52 @@ async fn expire(store: Arc<ClusteredStore>, retention: Retention) {
         });
         if expired.await.is_err() {
             tracing::error!("expiry failed");
+        }
+    }
+}
+
+/// Thread that cleans the region. Dropped, it ends within a step.
+struct Cleaning {
+    stopped: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Cleaning {
+    /// Starts the thread; without an interval, none.
+    fn begin(store: &Arc<Store>, interval: Option<Duration>) -> Self {
+        let stopped = Arc::new(AtomicBool::new(false));
+        let thread = interval.and_then(|interval| {
+            let (store, stopped) = (Arc::downgrade(store), Arc::clone(&stopped));
+            let spawned = std::thread::Builder::new()
+                .name("cleaning".to_owned())
+                .spawn(move || clean(&store, interval, &stopped));
+            spawned
+                .inspect_err(|error| tracing::error!(%error, "no thread for cleaning"))
+                .ok()
+        });
+        Self { stopped, thread }
+    }
+
+    /// Ends the thread, and waits for it.
+    fn end(mut self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            if thread.join().is_err() {
+                tracing::error!("cleaning failed");
+            }
+        }
+    }
+}
+
+fn clean(store: &Weak<Store>, interval: Duration, stopped: &AtomicBool) {
+    let is_stopped = || stopped.load(Ordering::Relaxed);
+    while !is_stopped() {
+        std::thread::park_timeout(interval);
+        let Some(store) = store.upgrade() else { return };
+        if let Err(error) = store.clean_in_background(&is_stopped) {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, "region not cleaned");
         }
     }
 }

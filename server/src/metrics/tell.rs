@@ -271,6 +271,16 @@ impl Told<'_> {
                 "Bytes of images given to them",
                 &counters.restored_bytes,
             ),
+            (
+                "cleaned_bytes",
+                "Bytes of the region that cleaning freed",
+                &counters.cleaned_bytes,
+            ),
+            (
+                "moved_bytes",
+                "Bytes that cleaning wrote",
+                &counters.moved_bytes,
+            ),
         ];
         for (name, help, count) in all {
             self.counter(name, help, count.value())?;

@@ -1,9 +1,11 @@
 //! Verifies everything of a checkpoint: manifest, map pages, images and pages.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use permafrost_pmem::{PAGE_SIZE, PageError, PageMap, RunKind, StoredCheckpoint, StoredRun};
+use permafrost_pmem::{
+    CopyId, PAGE_SIZE, PageError, PageMap, RunKind, StoredCheckpoint, StoredRun,
+};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::{Manifest, SpaceType};
 
@@ -104,7 +106,7 @@ pub struct HeldCheckpoint {
     /// Bytes of its segments, shared ones included.
     pub bytes: u64,
     /// The copy itself: another copy with the same id may lie elsewhere in the region.
-    pub copy: Weak<StoredCheckpoint>,
+    pub copy: CopyId,
 }
 
 impl HeldCheckpoint {
@@ -140,15 +142,15 @@ impl Store {
             id: id.to_owned(),
             record,
             bytes: checkpoint.segments() * self.region.usage().segment_bytes,
-            copy: Arc::downgrade(&checkpoint),
+            copy: checkpoint.copy_id(),
         })
     }
 
-    /// Returns a reference to the copy of a checkpoint.
+    /// Returns the id of the store's copy of a checkpoint.
     #[must_use]
-    pub fn copy(&self, id: &str) -> Option<Weak<StoredCheckpoint>> {
+    pub fn copy(&self, id: &str) -> Option<CopyId> {
         let checkpoint = self.checkpoint(id).ok()?;
-        Some(Arc::downgrade(&checkpoint))
+        Some(checkpoint.copy_id())
     }
 
     /// Returns the id of a generation that the store holds.
@@ -224,7 +226,7 @@ impl Store {
             HeldCheckpoint {
                 record: records.remove(&id),
                 bytes: checkpoint.segments() * segment_bytes,
-                copy: Arc::downgrade(&checkpoint),
+                copy: checkpoint.copy_id(),
                 id,
             }
         });

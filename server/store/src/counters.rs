@@ -85,6 +85,10 @@ pub struct Counters {
     pub restores_failed: Counter,
     /// Bytes of images given to restores and exports.
     pub restored_bytes: Counter,
+    /// Bytes of space that cleaning freed.
+    pub cleaned_bytes: Counter,
+    /// Bytes that cleaning wrote: pages that it moved, and their headers.
+    pub moved_bytes: Counter,
 }
 
 impl Counters {

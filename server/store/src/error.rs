@@ -14,7 +14,7 @@ use std::io;
 use permafrost_agent::host::arguments::in_full;
 use permafrost_criu::directory::DirectoryError;
 use permafrost_criu::frontend::SinkError;
-use permafrost_pmem::{CloseError, JournalError, SealError, ShadowError};
+use permafrost_pmem::{CleanError, CloseError, JournalError, SealError, ShadowError};
 use permafrost_protocol::control::{self, ErrorCode, ReportedError};
 
 pub use self::copying::CopyError;
@@ -75,6 +75,9 @@ pub enum StoreError {
     /// A change could not be journaled.
     #[error(transparent)]
     Journal(#[from] JournalError),
+    /// The region could not be cleaned.
+    #[error(transparent)]
+    Clean(#[from] CleanError),
     /// The region could not be marked clean.
     #[error(transparent)]
     Close(#[from] CloseError),
@@ -160,7 +163,8 @@ impl ReportedError for StoreError {
             Self::Shadow(ShadowError::Full { .. })
             | Self::Seal(SealError::Shadow(ShadowError::Full { .. }))
             | Self::Seal(SealError::Journal(JournalError::Full { .. }))
-            | Self::Journal(JournalError::Full { .. }) => ErrorCode::NoSpace,
+            | Self::Journal(JournalError::Full { .. })
+            | Self::Clean(CleanError::Full) => ErrorCode::NoSpace,
             _ => ErrorCode::Internal,
         }
     }
@@ -193,7 +197,11 @@ impl ReportedError for StoreError {
     /// Formats the error with its causes, so that a caller without access to the log sees the medium's error.
     fn message(&self) -> String {
         match self {
-            Self::Shadow(_) | Self::Seal(_) | Self::Journal(_) | Self::Close(_) => in_full(self),
+            Self::Shadow(_)
+            | Self::Seal(_)
+            | Self::Journal(_)
+            | Self::Clean(_)
+            | Self::Close(_) => in_full(self),
             // Their own messages do not include their causes, or include them already.
             _ => self
                 .family()

@@ -1,9 +1,8 @@
 //! Lists and verifies stored checkpoints, and pins them.
 
 use std::collections::HashSet;
-use std::sync::Weak;
 
-use permafrost_pmem::{ATTR_PINNED, MediumKind};
+use permafrost_pmem::{ATTR_PINNED, CopyId, MediumKind};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 
@@ -113,7 +112,7 @@ impl Store {
                 id: record.id.clone(),
                 record: Some(record),
                 bytes: 0,
-                copy: Weak::new(),
+                copy: CopyId::default(),
             };
             let checked = self.check(&held, None, &mut |pages, _| {
                 result.pages += pages;

@@ -7,6 +7,7 @@
 mod adopt;
 pub mod catalog;
 mod checking;
+mod clean;
 pub mod clock;
 mod copy;
 mod counters;
@@ -163,6 +164,8 @@ pub struct Store {
     retention: Retention,
     /// Number of copies of dumps that are being received.
     copies_coming: copy::Coming,
+    /// Held while the region is cleaned: its position when that began last.
+    cleaning: Mutex<u64>,
     quarantine: quarantine::Quarantine,
     counters: Arc<Counters>,
     observer: Arc<dyn Observer>,
@@ -209,6 +212,7 @@ impl Store {
             retention,
             copies_coming: copy::Coming::default(),
             quarantine: quarantine::Quarantine::default(),
+            cleaning: Mutex::default(),
             counters: Arc::default(),
             observer,
             quotas,

@@ -183,6 +183,16 @@ pub trait Backend: Send + Sync + 'static {
         progress: ProgressReceiver<'_>,
     ) -> Result<control::Scrubbed, control::Error>;
 
+    /// Packs sparse parts of the region, or measures what that would free.
+    ///
+    /// # Errors
+    /// The region takes no writes, or there is no free space to move pages to.
+    fn gc(
+        &self,
+        gc: &request::Gc,
+        progress: ProgressReceiver<'_>,
+    ) -> Result<control::GcReport, control::Error>;
+
     /// Writes a checkpoint into a directory as CRIU images, when the request is admitted; at once if only the
     /// small images are wanted.
     ///

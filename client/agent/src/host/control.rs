@@ -153,6 +153,9 @@ impl<B: Backend> Handler<'_, B> {
             request::Body::Scrub(scrub) => {
                 reply::Body::Scrubbed(backend.scrub(&scrub, &mut progress(self.stream))?)
             }
+            request::Body::Gc(gc) => {
+                reply::Body::GcReport(backend.gc(&gc, &mut progress(self.stream))?)
+            }
             request::Body::Export(export) => reply::Body::Exported(backend.export(
                 &export,
                 descriptor()?,

@@ -9,6 +9,7 @@ use permafrost_criu::FreezeLimit;
 use permafrost_protocol::manifest::{CheckpointRef, CheckpointRefError, JobName, JobNameError};
 use permafrost_transport::control::DEFAULT_SOCKET;
 
+use crate::gc::GcArguments;
 use crate::trust::Rule;
 
 const ABOUT_EXIT_CODES: &str = "\
@@ -94,6 +95,16 @@ Examples:
     permafrost scrub train@3       one checkpoint
 ";
 
+const GC_EXAMPLES: &str = "\
+Checkpoints share segments of the region, and a segment stays in use while one of its pages does. Cleaning moves the \
+pages that are in use together; nothing else changes. permafrostd does so by itself when a region is half full \
+(--clean-interval); this does it now. Through an agent every node that it knows does it.
+
+Examples:
+    permafrost gc --dry-run        what is in use, and what cleaning would free
+    permafrost gc
+";
+
 const OPEN_EXAMPLES: &str = "\
 Opens a session of its own for a job and prints where `criu --page-server` shall send the pages. Seal it \
 with `permafrost adopt`, or with permafrost-action as CRIU's action script.
@@ -151,6 +162,9 @@ pub(crate) enum Command {
     /// Read every page, heal damaged ones from other nodes, and set aside what cannot be healed.
     #[command(after_help = SCRUB_EXAMPLES)]
     Scrub(ScrubArguments),
+    /// Free the space that removed checkpoints have left between others.
+    #[command(after_help = GC_EXAMPLES)]
+    Gc(GcArguments),
     /// Look at a region that no daemon has open (`check`), or save what can be read of it (`salvage`).
     ///
     /// Runs `permafrostd region`, the one beside this program or on PATH: regions are the daemon's.

@@ -10,6 +10,7 @@ mod cost;
 mod delivery;
 mod deny;
 mod dump;
+mod gc;
 mod inspect;
 mod manage;
 mod node;
@@ -65,6 +66,7 @@ fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
         Command::Bench(arguments) => permafrost_bench::bench(context, &arguments),
         Command::Verify(arguments) => transfer::verify(context, &arguments),
         Command::Scrub(arguments) => scrub::scrub(context, &arguments),
+        Command::Gc(arguments) => gc::gc(context, &arguments),
         Command::Rm(arguments) => manage::rm(context, &arguments),
         Command::Pin(arguments) => manage::pin(context, &arguments.checkpoint, !arguments.unpin),
         Command::Unpin(arguments) => manage::pin(context, &arguments.checkpoint, false),

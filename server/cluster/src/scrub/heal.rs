@@ -108,8 +108,7 @@ impl Scrubber {
         let _one = self.mending.lock();
         // A request and the background thread may have found the same damage.
         let now = self.store.held_copy(&held.id);
-        if now.is_some_and(|now| !now.copy.ptr_eq(&held.copy)) && self.is_whole(held, None).is_ok()
-        {
+        if now.is_some_and(|now| now.copy != held.copy) && self.is_whole(held, None).is_ok() {
             return Ok(By::Another);
         }
         let mut why = String::new();

@@ -392,7 +392,7 @@ impl Scrubber {
                     None => &mut verified.missing,
                     Some(copy) => {
                         let mut state = self.state();
-                        if !state.schedule.is_verified(id, &copy, within, now) {
+                        if !state.schedule.is_verified(id, copy, within, now) {
                             state.schedule.ask(id);
                             continue;
                         }
@@ -467,6 +467,6 @@ fn candidate(held: &HeldCheckpoint, damaged: bool) -> Candidate<'_> {
         bytes: held.bytes,
         sealed_unix_ms: record.map_or(0, |record| record.created_unix_ms),
         damaged,
-        copy: held.copy.clone(),
+        copy: held.copy,
     }
 }

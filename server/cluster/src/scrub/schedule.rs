@@ -6,10 +6,9 @@
 //! tree.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::sync::Weak;
 use std::time::Duration;
 
-use permafrost_pmem::StoredCheckpoint;
+use permafrost_pmem::CopyId;
 use permafrost_store::PagesRead;
 
 /// Time after which a damaged checkpoint is tried again: a node that holds it may be back.
@@ -26,7 +25,7 @@ pub(super) struct Candidate<'a> {
     /// True if it is known to be damaged.
     pub(super) damaged: bool,
     /// The copy itself that is held.
-    pub(super) copy: Weak<StoredCheckpoint>,
+    pub(super) copy: CopyId,
 }
 
 /// Reason why a checkpoint is verified.
@@ -54,7 +53,7 @@ struct Tracked {
     since: u64,
     bytes: u64,
     damaged: bool,
-    copy: Weak<StoredCheckpoint>,
+    copy: CopyId,
     /// Number of the sync that found this copy.
     found_by: u64,
 }
@@ -147,7 +146,7 @@ impl Schedule {
             self.step();
             let id = candidate.id;
             let old = before.remove(id);
-            let same = old.filter(|old| old.copy.ptr_eq(&candidate.copy));
+            let same = old.filter(|old| old.copy == candidate.copy);
             // The verification was of another copy; one remembered from before the start was of this copy.
             if same.is_none() && self.syncs > 1 {
                 self.verified.remove(id);
@@ -207,12 +206,12 @@ impl Schedule {
     pub(super) fn is_verified(
         &self,
         id: &str,
-        copy: &Weak<StoredCheckpoint>,
+        copy: CopyId,
         within: Duration,
         unix_ms: u64,
     ) -> bool {
         let tracked = self.copies.get(id);
-        let is_same = tracked.is_some_and(|tracked| tracked.copy.ptr_eq(copy));
+        let is_same = tracked.is_some_and(|tracked| tracked.copy == copy);
         let age = self
             .verified
             .get(id)
@@ -326,12 +325,12 @@ impl Schedule {
         self.step();
         self.verified.insert(of.id.to_owned(), unix_ms);
         let before = self.remove(of.id);
-        let same = before.filter(|before| before.copy.ptr_eq(&of.copy));
+        let same = before.filter(|before| before.copy == of.copy);
         let tracked = Tracked {
             since: unix_ms,
             bytes: of.bytes,
             damaged: of.damaged,
-            copy: of.copy.clone(),
+            copy: of.copy,
             // A copy that no sync has found yet counts as found by the next.
             found_by: same.map_or(self.syncs + 1, |same| same.found_by),
         };
@@ -380,7 +379,7 @@ mod tests {
             bytes,
             sealed_unix_ms,
             damaged: false,
-            copy: Weak::new(),
+            copy: CopyId::new(1),
         }
     }
 
@@ -544,17 +543,17 @@ mod tests {
     fn what_was_verified_was_this_copy_and_lately() {
         let hour = Duration::from_secs(3600);
         let mut schedule = scheduled(None, HashMap::new(), &[held("a", 1, NOW)]);
-        let copy = Weak::new();
-        assert!(!schedule.is_verified("a", &copy, hour, NOW));
+        let copy = CopyId::new(1);
+        assert!(!schedule.is_verified("a", copy, hour, NOW));
         schedule.verified_now(&held("a", 1, NOW), NOW);
-        assert!(schedule.is_verified("a", &copy, hour, NOW + 3_600_000));
-        assert!(!schedule.is_verified("a", &copy, hour, NOW + 3_600_001));
+        assert!(schedule.is_verified("a", copy, hour, NOW + 3_600_000));
+        assert!(!schedule.is_verified("a", copy, hour, NOW + 3_600_001));
         // The clock was set back: nothing is known.
-        assert!(!schedule.is_verified("a", &copy, hour, NOW - 1));
+        assert!(!schedule.is_verified("a", copy, hour, NOW - 1));
         // The checkpoint is gone, and another with the same id has come.
         schedule.sync(std::iter::empty(), NOW);
         schedule.sync([held("a", 1, NOW)].into_iter(), NOW);
-        assert!(!schedule.is_verified("a", &copy, hour, NOW));
+        assert!(!schedule.is_verified("a", copy, hour, NOW));
     }
 
     /// Returns the number of copies visited in `passes` passes over `count` copies.

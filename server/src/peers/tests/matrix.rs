@@ -85,6 +85,7 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
         Rebuild => [local::Rebuild { dry_run: false, ..Default::default() }],
         Deny => [local::Deny { entries: vec![text()], take_back: false }, local::Deny::default()],
         Scrub => [local::Scrub { checkpoint: text() }],
+        Gc => [local::Gc { dry_run: true }, local::Gc { dry_run: false }],
         Reserve => [local::Reserve { node: text(), direction: "write".to_owned(), ..Default::default() }],
         CancelReservation => [local::CancelReservation { token: text(), node: String::new() }],
         Took => [local::Took { checkpoint: text(), ..Default::default() }],
@@ -160,7 +161,9 @@ fn needs(body: &local::Body) -> Needs {
         }
         Body::Remove(_) => Needs::Delete,
         Body::Deny(deny) if deny.entries.is_empty() => Needs::Nothing,
-        Body::SetNode(_) | Body::Rebuild(_) | Body::Deny(_) | Body::Scrub(_) => Needs::Operate,
+        Body::SetNode(_) | Body::Rebuild(_) | Body::Deny(_) | Body::Scrub(_) | Body::Gc(_) => {
+            Needs::Operate
+        }
         Body::Seal(_)
         | Body::Abort(_)
         | Body::Status(_)

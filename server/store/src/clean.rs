@@ -1,0 +1,130 @@
+//! Cleaning: sparse segments of the region are packed, so that space that removed checkpoints have left in them becomes
+//! free. `permafrost-pmem` finds live pages and moves them; this module names the maps of a checkpoint, and limits the
+//! rate.
+
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use permafrost_pmem::{MapRoot, StoredCheckpoint, Survey};
+use permafrost_protocol::control::{GcReport, RegionGc};
+
+use super::dump::map_root;
+use super::{ProgressReceiver, Store, StoreError, manifest_of};
+
+/// Bytes that are moved at a time, between two looks at what else runs.
+const STEP_BYTES: u64 = 4 << 20;
+
+/// Share of the time that background cleaning works, as one part of so many: while dumps come in, and else.
+const PARTS: [u32; 2] = [8, 2];
+
+/// Least part of the region, as one of so many, that must be reclaimable for a pass in the background.
+const WORTH: u64 = 64;
+
+/// A region with this part free is not cleaned in the background: one of so many.
+const AMPLE: u64 = 2;
+
+impl Store {
+    /// Packs sparse segments, all that are worth it, or only measures them.
+    ///
+    /// # Errors
+    /// The region takes no writes, its medium fails, or no slot is free to move segments to.
+    pub fn gc(
+        &self,
+        dry_run: bool,
+        progress: ProgressReceiver<'_>,
+    ) -> Result<GcReport, StoreError> {
+        let mut cleaning = self.cleaning.lock().unwrap_or_else(PoisonError::into_inner);
+        *cleaning = self.region.position();
+        let mut survey = self.region.survey(&map_roots);
+        let segment_bytes = self.region.usage().segment_bytes;
+        let mut report = RegionGc {
+            used_bytes: survey.used_bytes(),
+            live_bytes: survey.live_bytes(),
+            skipped_bytes: survey.unknown_bytes(),
+            reclaimable_bytes: survey.reclaimable_bytes(segment_bytes),
+            ..RegionGc::default()
+        };
+        let mut done = dry_run;
+        if !dry_run {
+            self.check_writable()?;
+        }
+        while !done {
+            done = self.clean_step(&mut survey, &mut report)?;
+            let total = report.reclaimable_bytes.max(report.freed_bytes);
+            progress(report.freed_bytes, total);
+        }
+        Ok(GcReport {
+            regions: vec![report],
+        })
+    }
+
+    /// Cleans in the background, if the region fills up, something has changed since the last pass and it is worth it.
+    /// Yields to dumps. Ends early if `stopped` returns true. Returns true if it moved anything.
+    ///
+    /// # Errors
+    /// Those of [`Store::gc`].
+    pub fn clean_in_background(&self, stopped: &dyn Fn() -> bool) -> Result<bool, StoreError> {
+        let mut cleaning = self.cleaning.lock().unwrap_or_else(PoisonError::into_inner);
+        let (usage, position) = (self.region.usage(), self.region.position());
+        let ample = usage.free_bytes > usage.capacity_bytes / AMPLE;
+        if ample || *cleaning == position || self.region.failure().is_some() {
+            return Ok(false);
+        }
+        *cleaning = position;
+        let mut survey = self.region.survey(&map_roots);
+        if survey.reclaimable_bytes(usage.segment_bytes) < usage.capacity_bytes / WORTH {
+            return Ok(false);
+        }
+        let mut report = RegionGc::default();
+        while !stopped() {
+            let began = Instant::now();
+            if self.clean_step(&mut survey, &mut report)? {
+                break;
+            }
+            let [busy, idle] = PARTS;
+            let parts = if self.is_receiving() { busy } else { idle };
+            rest(began.elapsed() * (parts - 1), stopped);
+        }
+        let (freed, written) = (report.freed_bytes, report.written_bytes);
+        tracing::info!(freed, written, "region cleaned");
+        Ok(freed > 0)
+    }
+
+    /// Moves some segments; returns true if nothing more is worth it.
+    fn clean_step(&self, survey: &mut Survey, report: &mut RegionGc) -> Result<bool, StoreError> {
+        let segment_bytes = self.region.usage().segment_bytes;
+        let cleaned = self.region.clean(survey, STEP_BYTES)?;
+        // Each batch fills one slot with those of several.
+        let filled = cleaned.written_bytes.div_ceil(segment_bytes);
+        let freed = cleaned.slots.saturating_sub(filled) * segment_bytes;
+        report.freed_bytes += freed;
+        report.written_bytes += cleaned.written_bytes;
+        report.damaged_segments += cleaned.damaged_segments;
+        self.counters.cleaned_bytes.add(freed);
+        self.counters.moved_bytes.add(cleaned.written_bytes);
+        Ok(cleaned.done)
+    }
+}
+
+/// Returns the roots of all maps that a checkpoint's manifest names; `None` if it cannot be read.
+fn map_roots(checkpoint: &Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>> {
+    let manifest = manifest_of(checkpoint).ok()?;
+    let images = manifest.images.iter().map(|image| &image.map_root);
+    let spaces = manifest.spaces.iter().map(|space| &space.map_root);
+    images
+        .chain(spaces)
+        .map(|root| map_root(root).ok())
+        .collect()
+}
+
+/// Waits, in pieces in which `stopped` is asked.
+fn rest(time: Duration, stopped: &dyn Fn() -> bool) {
+    let until = Instant::now() + time;
+    while !stopped() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        std::thread::sleep(left.min(Duration::from_millis(100)));
+    }
+}
