@@ -18,7 +18,7 @@ const MAX_JOURNAL_RECORDS: u32 = 1 << 20;
 const LEAST_RECORDS: u32 = 64;
 /// Segment numbers for each slot: cleaning puts the pages of several sparse segments into one slot, and a small
 /// checkpoint needs a segment number but not a slot.
-const SEGMENTS_PER_SLOT: u64 = 8;
+const SEGMENTS_PER_SLOT: u64 = 32;
 /// Most segment numbers of a region; more slots than these there cannot be either.
 const MAX_SEGMENTS: u32 = 1 << 24;
 /// Highest byte offset that slot 0 can have.

@@ -2,7 +2,8 @@
 //! free. `permafrost-pmem` finds live pages and moves them; this module names the maps of a checkpoint, and limits the
 //! rate.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use permafrost_pmem::{MapRoot, StoredCheckpoint, Survey};
@@ -23,6 +24,33 @@ const WORTH: u64 = 64;
 /// A region with this part free is not cleaned in the background: one of so many.
 const AMPLE: u64 = 2;
 
+/// Longest part of the time that background cleaning spends on finding live pages: one of so many.
+const SURVEY_PARTS: u32 = 8;
+
+/// State of the store's cleaning.
+#[derive(Default)]
+pub(super) struct CleaningState {
+    /// Held while the region is cleaned.
+    last: Mutex<LastSurvey>,
+    /// Requests that wait for it: background cleaning gives way to them.
+    requests: AtomicUsize,
+}
+
+/// The last time that live pages were looked for.
+#[derive(Default)]
+struct LastSurvey {
+    /// Position of the region then.
+    position: u64,
+    /// Earliest time of the next one in the background.
+    next: Option<Instant>,
+}
+
+impl CleaningState {
+    fn lock(&self) -> MutexGuard<'_, LastSurvey> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Store {
     /// Packs sparse segments, all that are worth it, or only measures them.
     ///
@@ -33,9 +61,10 @@ impl Store {
         dry_run: bool,
         progress: ProgressReceiver<'_>,
     ) -> Result<GcReport, StoreError> {
-        let mut cleaning = self.cleaning.lock().unwrap_or_else(PoisonError::into_inner);
-        *cleaning = self.region.position();
-        let mut survey = self.region.survey(&map_roots);
+        self.cleaning.requests.fetch_add(1, Ordering::Relaxed);
+        let mut last = self.cleaning.lock();
+        self.cleaning.requests.fetch_sub(1, Ordering::Relaxed);
+        let mut survey = self.survey(&mut last);
         let segment_bytes = self.region.usage().segment_bytes;
         let mut report = RegionGc {
             used_bytes: survey.used_bytes(),
@@ -64,18 +93,19 @@ impl Store {
     /// # Errors
     /// Those of [`Store::gc`].
     pub fn clean_in_background(&self, stopped: &dyn Fn() -> bool) -> Result<bool, StoreError> {
-        let mut cleaning = self.cleaning.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.cleaning.lock();
         let (usage, position) = (self.region.usage(), self.region.position());
         let ample = usage.free_bytes > usage.capacity_bytes / AMPLE;
-        if ample || *cleaning == position || self.region.failure().is_some() {
+        let too_soon = last.next.is_some_and(|next| Instant::now() < next);
+        if ample || too_soon || last.position == position || self.region.failure().is_some() {
             return Ok(false);
         }
-        *cleaning = position;
-        let mut survey = self.region.survey(&map_roots);
+        let mut survey = self.survey(&mut last);
         if survey.reclaimable_bytes(usage.segment_bytes) < usage.capacity_bytes / WORTH {
             return Ok(false);
         }
         let mut report = RegionGc::default();
+        let stopped = &|| stopped() || self.cleaning.requests.load(Ordering::Relaxed) > 0;
         while !stopped() {
             let began = Instant::now();
             if self.clean_step(&mut survey, &mut report)? {
@@ -88,6 +118,19 @@ impl Store {
         let (freed, written) = (report.freed_bytes, report.written_bytes);
         tracing::info!(freed, written, "region cleaned");
         Ok(freed > 0)
+    }
+
+    /// Finds the live pages of the region.
+    fn survey(&self, last: &mut LastSurvey) -> Survey {
+        let began = Instant::now();
+        // Before it: what is sealed or removed meanwhile counts as new.
+        last.position = self.region.position();
+        let survey = self.region.survey(&map_roots);
+        last.next = began
+            .elapsed()
+            .checked_mul(SURVEY_PARTS)
+            .map(|rest| Instant::now() + rest);
+        survey
     }
 
     /// Moves some segments; returns true if nothing more is worth it.

@@ -164,8 +164,7 @@ pub struct Store {
     retention: Retention,
     /// Number of copies of dumps that are being received.
     copies_coming: copy::Coming,
-    /// Held while the region is cleaned: its position when that began last.
-    cleaning: Mutex<u64>,
+    cleaning: clean::CleaningState,
     quarantine: quarantine::Quarantine,
     counters: Arc<Counters>,
     observer: Arc<dyn Observer>,
@@ -212,7 +211,7 @@ impl Store {
             retention,
             copies_coming: copy::Coming::default(),
             quarantine: quarantine::Quarantine::default(),
-            cleaning: Mutex::default(),
+            cleaning: clean::CleaningState::default(),
             counters: Arc::default(),
             observer,
             quotas,

@@ -1,0 +1,159 @@
+//! Space and writes over many generations of random changes: how much a region holds for what is live, and how much is
+//! written for what was changed.
+//!
+//! A process of [`PAGES`] pages is dumped generation after generation; each changes so many pages, chosen at random. The
+//! last [`KEPT`] checkpoints are kept. With cleaning, the region is cleaned as the daemon does it: when it is half full.
+//! Maps are written whole by each dump, and are shown apart.
+//!
+//! `cargo bench -p permafrost-benches --bench space [GENERATIONS]`
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use permafrost_benches::{Numbers, noise, region};
+use permafrost_pmem::{CheckpointId, FormatOptions, MapRoot, PAGE_SIZE, Region, StoredCheckpoint};
+
+/// Pages of the process: 64 MiB.
+const PAGES: usize = 16_384;
+/// Checkpoints that are kept.
+const KEPT: usize = 4;
+/// Region that is half full at about two and a half times the process.
+const REGION_BYTES: u64 = 320 << 20;
+/// Region in which segments can be left uncleaned for long.
+const LARGE_REGION_BYTES: u64 = 2 << 30;
+/// Generations, unless another number is given.
+const GENERATIONS: usize = 10_000;
+
+fn main() {
+    let given = std::env::args().find_map(|argument| argument.parse().ok());
+    let generations: usize = given.unwrap_or(GENERATIONS);
+    println!("{PAGES} pages, {generations} generations, the last {KEPT} kept, segments of 1 MiB");
+    println!(
+        "changed  cleaned  used/live, last and worst  written/changed: dumps, of it maps, cleaning"
+    );
+    for per_mille in [1, 10, 100] {
+        for cleaned in [true, false] {
+            let run = Run::new(per_mille, cleaned, generations);
+            println!("{}", run.row(per_mille, cleaned));
+        }
+    }
+}
+
+/// Result of one run.
+#[derive(Default)]
+struct Run {
+    last: f64,
+    worst: f64,
+    changed: u64,
+    dumped: u64,
+    maps: u64,
+    moved: u64,
+    /// Generation at which the region was full; 0: never.
+    full_at: usize,
+}
+
+impl Run {
+    fn new(per_mille: usize, cleaned: bool, generations: usize) -> Self {
+        let bytes = if cleaned {
+            REGION_BYTES
+        } else {
+            LARGE_REGION_BYTES
+        };
+        let region = region(bytes, &FormatOptions::default());
+        let contents = noise(1024);
+        let (contents, _) = contents.as_chunks::<PAGE_SIZE>();
+        let mut numbers = Numbers::default();
+        let (mut run, mut kept) = (Self::default(), VecDeque::new());
+        let mut parent: Option<Arc<StoredCheckpoint>> = None;
+        for generation in 0..generations {
+            let mut changed = vec![parent.is_none(); PAGES];
+            for _ in 0..PAGES * per_mille / 1000 {
+                changed[numbers.draw() as usize % PAGES] = true;
+            }
+            let mut shadow = region.begin();
+            let mut map = shadow.map();
+            let mut cursor = parent
+                .as_ref()
+                .map(|parent| parent.map(&root_of(parent)).cursor());
+            let mut filled = true;
+            for (index, &changed) in (0_u64..).zip(&changed) {
+                let added = match &mut cursor {
+                    Some(cursor) if !changed => shadow.reference(&mut map, index, 1, cursor),
+                    _ => {
+                        let content = &contents[numbers.draw() as usize % contents.len()];
+                        shadow.append(&mut map, index, 0, content, None)
+                    }
+                };
+                filled &= added.is_ok();
+            }
+            let Some((root, stats)) = filled.then(|| shadow.finish(map).ok()).flatten() else {
+                run.full_at = generation;
+                return run;
+            };
+            let added = shadow.added_bytes();
+            let id = CheckpointId::new(generation as u128 + 1);
+            drop(cursor);
+            let Ok(checkpoint) = shadow.seal(id, &root.to_bytes(), None) else {
+                run.full_at = generation;
+                return run;
+            };
+            if generation > 0 {
+                run.changed += stats.stored * PAGE_SIZE as u64;
+                run.dumped += added;
+                run.maps += added - stats.stored * PAGE_SIZE as u64;
+            }
+            parent = Some(checkpoint);
+            kept.push_back(id);
+            if kept.len() > KEPT {
+                kept.pop_front()
+                    .map(|oldest| region.delete(oldest).expect("delete"));
+            }
+            run.clean_and_measure(&region, cleaned, generation);
+        }
+        run
+    }
+
+    fn clean_and_measure(&mut self, region: &Region, cleaned: bool, generation: usize) {
+        let usage = region.usage();
+        let is_due = generation % 64 == 63;
+        let half_full = usage.free_bytes <= usage.capacity_bytes / 2;
+        if !is_due && !(cleaned && half_full && generation % 4 == 3) {
+            return;
+        }
+        let mut survey = region.survey(&|checkpoint| Some(vec![root_of(checkpoint)]));
+        if cleaned && half_full {
+            self.moved += region
+                .clean(&mut survey, u64::MAX)
+                .expect("clean")
+                .written_bytes;
+        }
+        let live = survey.live_bytes() as f64;
+        drop(survey);
+        let usage = region.usage();
+        self.last = (usage.capacity_bytes - usage.free_bytes) as f64 / live;
+        self.worst = self.worst.max(self.last);
+    }
+
+    fn row(&self, per_mille: usize, cleaned: bool) -> String {
+        let per_changed = |bytes: u64| bytes as f64 / self.changed.max(1) as f64;
+        let full = match self.full_at {
+            0 => String::new(),
+            generation => format!("  full at generation {generation}"),
+        };
+        format!(
+            "{:>5.1} %  {:>7}  {:>9.2} {:>9.2}        {:>8.2} {:>8.2} {:>8.2}{full}",
+            per_mille as f64 / 10.0,
+            if cleaned { "yes" } else { "no" },
+            self.last,
+            self.worst,
+            per_changed(self.dumped),
+            per_changed(self.maps),
+            per_changed(self.moved),
+        )
+    }
+}
+
+fn root_of(checkpoint: &Arc<StoredCheckpoint>) -> MapRoot {
+    let manifest = checkpoint.manifest().expect("manifest");
+    MapRoot::try_from(manifest.as_slice()).expect("map root")
+}
