@@ -39,13 +39,14 @@ const SOURCES: [&str; 11] = [
 ];
 
 /// Commands that print an object with `--json`, the file of its type (empty: one of [`SOURCES`]), and the type.
-const OBJECTS: [(&str, &str, &str); 19] = [
+const OBJECTS: [(&str, &str, &str); 20] = [
     ("`ls`", "", "Checkpoints"),
     ("`show`", "", "Detail"),
     ("`put`, `pin`, `unpin`, `adopt`", "", "Checkpoint"),
     ("`get`", "", "Exported"),
     ("`verify`", "", "Verified"),
     ("`scrub`", "", "Scrubbed"),
+    ("`gc`", "", "GcReport"),
     ("`rm`, `abort`, `reserve --cancel`", "", "Done"),
     ("`reserve`", "", "Reserved"),
     (
