@@ -2,8 +2,9 @@
 //! free. `permafrost-pmem` finds live pages and moves them; this module names the maps of a checkpoint, and limits the
 //! rate.
 
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use permafrost_pmem::{MapRoot, StoredCheckpoint, Survey};
@@ -47,7 +48,7 @@ struct LastSurvey {
 
 impl CleaningState {
     fn lock(&self) -> MutexGuard<'_, LastSurvey> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        self.last.lock()
     }
 }
 
