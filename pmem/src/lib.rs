@@ -69,8 +69,9 @@ pub use recover::{RecoverOptions, RecoveryReport, RegionSummary};
 pub use region::{FormatOptions, Region, RegionUsage};
 pub use shadow::Shadow;
 
-/// Bytes of a page: the unit of process images, map nodes and checksums. x86-64's.
+/// Bytes of a page of the region's format, the unit of map nodes and checksums. The store checks at compile time that a
+/// page of an image has the same size.
 pub const PAGE_SIZE: usize = 4096;
 
 /// [`PAGE_SIZE`] as an offset.
-pub(crate) const PAGE_BYTES: u64 = 4096;
+pub(crate) const PAGE_BYTES: u64 = PAGE_SIZE as u64;

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Bytes in a page.
-pub const PAGE_BYTES: usize = 4096;
+use permafrost_protocol::PAGE_SIZE;
 
 /// Contents of the memory of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +76,7 @@ pub fn fill(
     seed: u64,
     index: u64,
     generation: u32,
-    page: &mut [u8; PAGE_BYTES],
+    page: &mut [u8; PAGE_SIZE],
 ) {
     let mut state = mix(seed ^ mix(index) ^ mix(u64::from(generation) << 32 | 0x5eed));
     match contents {
@@ -105,14 +104,14 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-fn fill_words(page: &mut [u8; PAGE_BYTES], mut word: impl FnMut() -> u64) {
+fn fill_words(page: &mut [u8; PAGE_SIZE], mut word: impl FnMut() -> u64) {
     for place in page.as_chunks_mut::<8>().0 {
         *place = word().to_le_bytes();
     }
 }
 
 /// Fills a page with one of the kinds of data that a heap contains.
-fn fill_heap(mut state: u64, page: &mut [u8; PAGE_BYTES]) {
+fn fill_heap(mut state: u64, page: &mut [u8; PAGE_SIZE]) {
     /// Base address of the objects. `TYPES` is the base address of the types that they point to.
     const OBJECTS: u64 = 0x7f3a_5000_0000;
     const TYPES: u64 = 0x55d0_c3a1_0000;
@@ -151,7 +150,7 @@ fn fill_heap(mut state: u64, page: &mut [u8; PAGE_BYTES]) {
     }
 }
 
-fn fill_text(mut state: u64, page: &mut [u8; PAGE_BYTES]) {
+fn fill_text(mut state: u64, page: &mut [u8; PAGE_SIZE]) {
     const WORDS: [&[u8]; 16] = [
         b"the ",
         b"frozen ",
@@ -171,11 +170,11 @@ fn fill_text(mut state: u64, page: &mut [u8; PAGE_BYTES]) {
         b"there ",
     ];
     let mut at = 0;
-    while at < PAGE_BYTES {
+    while at < PAGE_SIZE {
         state = mix(state.wrapping_add(1));
         // `% 16`: fits any usize.
         let word = WORDS[usize::try_from(state % 16).unwrap_or(0)];
-        let n = word.len().min(PAGE_BYTES - at);
+        let n = word.len().min(PAGE_SIZE - at);
         page[at..at + n].copy_from_slice(&word[..n]);
         at += n;
     }
@@ -191,7 +190,7 @@ mod tests {
             // Some together: single ones may all be zeros.
             let page = |seed, index: u64, generation| {
                 [0, 1, 2, 3, 4, 5, 6, 7].map(|n| {
-                    let mut page = [0; PAGE_BYTES];
+                    let mut page = [0; PAGE_SIZE];
                     fill(contents, seed, index * 8 + n, generation, &mut page);
                     page
                 })
@@ -208,7 +207,7 @@ mod tests {
         let ratio = |contents| {
             let mut bytes = Vec::new();
             for index in 0..1024 {
-                let mut page = [0; PAGE_BYTES];
+                let mut page = [0; PAGE_SIZE];
                 fill(contents, 7, index, 0, &mut page);
                 bytes.extend(page);
             }

@@ -16,7 +16,7 @@ use permafrost_tests::process;
 use permafrost_transport::control::Connection;
 
 use common::clustered::*;
-use common::{PAGE, Peer, exported_pages, pages};
+use common::{PAGE_SIZE, Peer, exported_pages, pages};
 
 /// The job whose copies are damaged.
 const JOB: &str = "days";
@@ -24,7 +24,7 @@ const MIB: usize = 1 << 20;
 /// Size of the job's memory, bytes.
 const SIZE: usize = 20 * MIB;
 /// Index of the first page of the memory that [`sealed_dump`] sends.
-const FIRST_PAGE: u64 = 0x5000_0000 / PAGE as u64;
+const FIRST_PAGE: u64 = 0x5000_0000 / PAGE_SIZE as u64;
 /// Number of the node that is drained.
 const GOOD: usize = 0;
 /// Number of the node whose medium fails, and which comes back with an empty one.
@@ -54,7 +54,7 @@ fn the_last_good_copy_outlives_failed_media_damage_and_full_nodes() {
         return;
     };
     let work = tempfile::tempdir().unwrap();
-    let memory = pages(7, SIZE / PAGE);
+    let memory = pages(7, SIZE / PAGE_SIZE);
     a_node_whose_medium_fails_takes_itself_out(&cluster);
     let sealed = sealed_dump(cluster.node(GOOD), work.path(), JOB, &memory, || {});
     assert_eq!(sealed.nodes, [name(GOOD), name(BAD)], "{sealed:?}");
@@ -108,7 +108,7 @@ impl Filler {
         let session = connection.call(open).unwrap();
         let mut peer = Peer::unix(session.socket.as_ref(), Dialect::V32);
         peer.open();
-        peer.pages(0x1000_0000, &pages(3, bytes / PAGE));
+        peer.pages(0x1000_0000, &pages(3, bytes / PAGE_SIZE));
         let filled = process::wait_for("a full node", LONG, || {
             let status = at.json(&["status"])?;
             let free = status["regions"][0]["free_bytes"].as_u64();
@@ -186,9 +186,9 @@ fn damage_the_map(cluster: &mut Cluster, node: usize) {
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     let is_map = |page: &[u8]| page.starts_with(b"PFMN") && page[8..16] == FIRST_PAGE.to_le_bytes();
     let mut found = 0;
-    for (place, page) in region.chunks_exact(PAGE).enumerate() {
+    for (place, page) in region.chunks_exact(PAGE_SIZE).enumerate() {
         if is_map(page) {
-            let at = place * PAGE + 40;
+            let at = place * PAGE_SIZE + 40;
             file.write_all_at(&[region[at] ^ 0x10], at as u64).unwrap();
             found += 1;
         }

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 use common::clustered::*;
-use common::{PAGE, pages};
+use common::{PAGE_SIZE, pages};
 use permafrost_tests::cluster::{Cluster, Setup, name};
 use permafrost_tests::contents::{self, Contents};
 use permafrost_tests::criu;
@@ -89,17 +89,17 @@ fn scrub_count(at: &Daemon, field: &str) -> u64 {
 /// Stops a node, damages a page of the task's in its region, and starts it again.
 fn flip_a_page(cluster: &mut Cluster, node: usize) {
     cluster.stop(node).unwrap();
-    let mut page = [0; contents::PAGE_BYTES];
+    let mut page = [0; PAGE_SIZE];
     contents::fill(Contents::Random, SEED, SOME_PAGE, 0, &mut page);
     let path = cluster.region(node);
     let region = std::fs::read(&path).unwrap();
     let file = std::fs::File::options().write(true).open(&path).unwrap();
-    let places = region.chunks_exact(PAGE).enumerate();
+    let places = region.chunks_exact(PAGE_SIZE).enumerate();
     let places = places.filter(|(_, chunk)| *chunk == page);
     // What was replaced by a fresh copy may still lie somewhere.
     let mut found = 0;
     for (place, _) in places {
-        let at = place * PAGE + 2000;
+        let at = place * PAGE_SIZE + 2000;
         file.write_all_at(&[region[at] ^ 0x10], at as u64).unwrap();
         found += 1;
     }

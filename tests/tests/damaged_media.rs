@@ -227,9 +227,9 @@ fn the_region_command_checks_and_salvages_what_no_daemon_has_open() {
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("kept@1: whole"), "{said}");
     let page = before
-        .chunks_exact(PAGE)
-        .position(|page| page == &scene.kept[..PAGE]);
-    scene.flip((page.unwrap() * PAGE + 2000) as u64);
+        .chunks_exact(PAGE_SIZE)
+        .position(|page| page == &scene.kept[..PAGE_SIZE]);
+    scene.flip((page.unwrap() * PAGE_SIZE + 2000) as u64);
     let damaged = std::fs::read(&region).unwrap();
     let (code, said) = run(&check);
     assert_eq!(code, Some(7), "{said}");
@@ -450,14 +450,14 @@ fn something_else_than_a_region_is_refused_and_left_alone() {
 fn a_flipped_bit_in_a_page_is_refused_by_name_and_address() {
     let scene = Scene::new();
     // Page 123 of the dump: its number is at its start, the seed everywhere else.
-    let mut page = pages(7, 124)[123 * PAGE..].to_vec();
-    page.truncate(PAGE);
+    let mut page = pages(7, 124)[123 * PAGE_SIZE..].to_vec();
+    page.truncate(PAGE_SIZE);
     let region = std::fs::read(scene.region()).unwrap();
     let at = region
-        .chunks_exact(PAGE)
+        .chunks_exact(PAGE_SIZE)
         .position(|chunk| chunk == page)
         .expect("the page in the region")
-        * PAGE;
+        * PAGE_SIZE;
     scene.flip(at as u64 + 2000);
 
     let daemon = scene.start().unwrap();

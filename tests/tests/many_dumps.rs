@@ -29,7 +29,7 @@ fn forty_dumps_at_once_keep_their_pages_apart() {
                     Peer::unix(opened["socket"].as_str().unwrap().as_ref(), dialect)
                 };
                 assert!(!peer.open());
-                for (at, chunk) in contents(n).chunks(64 * PAGE).enumerate() {
+                for (at, chunk) in contents(n).chunks(64 * PAGE_SIZE).enumerate() {
                     peer.pages(0x5000_0000 + at as u64 * 0x100_0000, chunk);
                 }
                 let images = work.join(format!("images-{n}"));
@@ -64,7 +64,7 @@ fn pages_equal_to_the_parents_and_zero_pages_are_not_stored() {
     let work = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
     let mut memory = pages(1, 1000);
-    memory[100 * PAGE..300 * PAGE].fill(0);
+    memory[100 * PAGE_SIZE..300 * PAGE_SIZE].fill(0);
     let dump = |memory: &[u8], holes: bool| {
         let opened = daemon
             .json(&["open", "--job", "delta", "--prev-images"])
@@ -73,7 +73,10 @@ fn pages_equal_to_the_parents_and_zero_pages_are_not_stored() {
         peer.open();
         if holes {
             peer.hole(0x40_0000, 500);
-            peer.pages(0x40_0000 + 500 * PAGE as u64, &memory[500 * PAGE..]);
+            peer.pages(
+                0x40_0000 + 500 * PAGE_SIZE as u64,
+                &memory[500 * PAGE_SIZE..],
+            );
         } else {
             peer.pages(0x40_0000, memory);
         }
@@ -98,10 +101,10 @@ fn pages_equal_to_the_parents_and_zero_pages_are_not_stored() {
             .map(|field| space[field].as_u64().unwrap())
     };
     assert_eq!(dump(&memory, false), [1000, 800, 200, 0]);
-    memory[700 * PAGE] ^= 1;
+    memory[700 * PAGE_SIZE] ^= 1;
     assert_eq!(dump(&memory, false), [1000, 1, 200, 799]);
     // The same by CRIU's word: the first half is left out, and holes over zero pages are the parent's zero pages.
-    memory[800 * PAGE] ^= 1;
+    memory[800 * PAGE_SIZE] ^= 1;
     let [pages, stored, zero, parent] = dump(&memory, true);
     assert_eq!((pages, stored, zero + parent), (1000, 1, 999));
     assert!(exported_pages(&daemon, work.path(), "delta@3") == memory);

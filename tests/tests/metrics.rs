@@ -50,7 +50,7 @@ fn a_dump_shows_in_the_numbers() {
     let (_, after) = ask(&daemon, "/metrics");
     assert!((number(&after, "permafrost_dumps_parked_total") - 1.0).abs() < 0.5);
     let received = number(&after, "permafrost_received_bytes_total");
-    assert!(received >= (100 * PAGE) as f64, "{received}");
+    assert!(received >= (100 * PAGE_SIZE) as f64, "{received}");
     let free = |numbers| number(numbers, "permafrost_region_free_bytes");
     assert!(free(&after) < free(&before));
 }

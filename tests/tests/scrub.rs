@@ -21,14 +21,14 @@ fn with_period(period: &str) -> Options {
 
 /// Flips a bit in the page of that number, or flips it back.
 fn flip(work: &Path, number: usize) {
-    let mut page = pages(7, number + 1)[number * PAGE..].to_vec();
+    let mut page = pages(7, number + 1)[number * PAGE_SIZE..].to_vec();
     page.truncate(1024);
     let path = work.join("data/region");
     let region = std::fs::read(&path).unwrap();
     let stored = region
-        .chunks_exact(PAGE)
+        .chunks_exact(PAGE_SIZE)
         .position(|chunk| chunk.starts_with(&page));
-    let at = stored.expect("the page in the region") * PAGE + 2000;
+    let at = stored.expect("the page in the region") * PAGE_SIZE + 2000;
     let file = std::fs::File::options().write(true).open(path).unwrap();
     file.write_all_at(&[region[at] ^ 1], at as u64).unwrap();
 }
@@ -66,7 +66,7 @@ fn damage_is_told_set_aside_and_lifted_on_request() {
     assert_eq!(daemon.try_run(&["verify"]).unwrap().status.code(), Some(7));
     assert!(damaged(&daemon).is_empty());
 
-    let address = format!("{:#x}", BASE + 123 * PAGE as u64);
+    let address = format!("{:#x}", BASE + 123 * PAGE_SIZE as u64);
     let refused = daemon.try_run(&["--json", "scrub", "job"]).unwrap();
     assert_eq!(refused.status.code(), Some(7));
     let found: serde_json::Value = serde_json::from_slice(&refused.stdout).unwrap();

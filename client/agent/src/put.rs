@@ -4,8 +4,9 @@ use std::os::fd::OwnedFd;
 
 use permafrost_criu::ProgressReceiver;
 use permafrost_criu::directory::{ImagesDir, PagesReader, PagesTarget};
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control::{self, request};
-use permafrost_protocol::pageserver::{PAGE_BYTES, SpaceId};
+use permafrost_protocol::pageserver::SpaceId;
 use permafrost_transport::peer::DumpSender;
 
 use super::backend::{Remote, bytes_of, check_waits};

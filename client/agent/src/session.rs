@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use permafrost_criu::frontend::{PageSink, SinkError};
+use permafrost_protocol::PAGE_SIZE;
 use permafrost_protocol::control::{self, ErrorCode, SessionOpened, SessionStatus, request};
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
 use permafrost_protocol::manifest::Origin;
@@ -18,9 +19,7 @@ use super::images::Served;
 use super::nodes::refusal;
 use crate::host;
 
-const PAGE_BYTES: usize = 4096;
-
-static ZERO_PAGE: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+static ZERO_PAGE: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 
 /// A dump that is being sent to a node.
 pub struct RemoteDump {
@@ -218,7 +217,7 @@ impl Sink {
 
     /// Returns the index of the page at `vaddr`, after a check that the pages ascend: the node takes no others.
     fn ascending(&mut self, vaddr: u64, pages: u64) -> Result<u64, SinkError> {
-        let index = vaddr / PAGE_BYTES as u64;
+        let index = vaddr / PAGE_SIZE as u64;
         if self.served.spaces.is_empty() || index < self.next_index {
             return Err(invalid(format!(
                 "pages at {vaddr:#x} overlap or descend, or are of no address space"
@@ -251,7 +250,7 @@ impl PageSink for Sink {
         self.session
             .received
             .fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        let index = self.ascending(vaddr, (bytes.len() / PAGE_BYTES) as u64)?;
+        let index = self.ascending(vaddr, (bytes.len() / PAGE_SIZE) as u64)?;
         self.with(|sender| send_pages(sender, index, flags, bytes))
     }
 
@@ -319,10 +318,10 @@ pub(super) fn send_pages(
     while !rest.is_empty() {
         let zero = is_zero(rest);
         let alike = rest
-            .chunks(PAGE_BYTES)
+            .chunks(PAGE_SIZE)
             .take_while(|page| (**page == ZERO_PAGE) == zero)
             .count();
-        let (run, behind) = rest.split_at((alike * PAGE_BYTES).min(rest.len()));
+        let (run, behind) = rest.split_at((alike * PAGE_SIZE).min(rest.len()));
         if zero {
             let pages = u32::try_from(alike).unwrap_or(u32::MAX);
             sender.zero(index, flags, pages)?;
@@ -336,9 +335,7 @@ pub(super) fn send_pages(
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
-    bytes
-        .get(..PAGE_BYTES)
-        .is_some_and(|page| page == ZERO_PAGE)
+    bytes.get(..PAGE_SIZE).is_some_and(|page| page == ZERO_PAGE)
 }
 
 fn to_sink(error: &control::Error) -> SinkError {

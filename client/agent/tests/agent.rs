@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use permafrost_agent::{Agent, AgentOptions, StorageNode, host};
 use permafrost_identity::{Authority, CertificateOrder, DENIED, DenyList, Namespaces, Peer, Role};
+use permafrost_protocol::PAGE_SIZE;
 use permafrost_protocol::control::{self, ErrorCode, request};
 use permafrost_protocol::images::Pagemap;
 use permafrost_protocol::manifest::{self, AddressSpace, Image, Manifest};
@@ -21,7 +22,6 @@ use permafrost_transport::peer::{self, Endpoint, FrameSink, FrameSource, Handler
 use sha2::{Digest, Sha256};
 use tokio::runtime::Runtime;
 
-const PAGE: usize = 4096;
 const PID: u64 = 4711;
 /// Number of pages in a frame.
 const RUN: usize = 8;
@@ -30,8 +30,8 @@ const FLAGS: u16 = 4;
 
 /// Returns the pages of the only address space, which are consecutive: some of zeros, all others different.
 fn memory() -> Vec<u8> {
-    let mut bytes = vec![0; PAGES * PAGE];
-    for (n, page) in bytes.chunks_exact_mut(PAGE).enumerate() {
+    let mut bytes = vec![0; PAGES * PAGE_SIZE];
+    for (n, page) in bytes.chunks_exact_mut(PAGE_SIZE).enumerate() {
         if n % 64 < 48 {
             page.fill(5);
             page[..8].copy_from_slice(&n.to_le_bytes());
@@ -51,7 +51,7 @@ fn map_digest(bytes: &[u8], first_index: u64, flags: u16) -> Vec<u8> {
     };
     let mut zeros = None;
     let mut end = first_index;
-    for (page, index) in bytes.chunks(PAGE).zip(first_index..) {
+    for (page, index) in bytes.chunks(PAGE_SIZE).zip(first_index..) {
         end = index + 1;
         if page.iter().all(|byte| *byte == 0) {
             zeros.get_or_insert(index);
@@ -62,7 +62,7 @@ fn map_digest(bytes: &[u8], first_index: u64, flags: u16) -> Vec<u8> {
             entry(first, 0);
         }
         let mut whole = page.to_vec();
-        whole.resize(PAGE, 0);
+        whole.resize(PAGE_SIZE, 0);
         entry(index, crc32fast::hash(&whole));
     }
     if let Some(first) = zeros {
@@ -139,7 +139,7 @@ impl Fake {
             frames.push(kind, FLAGS, pages, index, payload)
         };
         if let Some(page) = self.flips {
-            memory[page * PAGE + 99] ^= 16;
+            memory[page * PAGE_SIZE + 99] ^= 16;
         }
         frames
             .push(Kind::Space, 0, 65_537, PID, &[])
@@ -147,12 +147,12 @@ impl Fake {
         if !request.runs_only {
             self.begun_at.lock().push(request.from_index);
         }
-        for (n, run) in memory.chunks(RUN * PAGE).enumerate() {
+        for (n, run) in memory.chunks(RUN * PAGE_SIZE).enumerate() {
             let index = FIRST + (n * RUN) as u64;
             if index < request.from_index {
                 continue;
             }
-            let pages = run.len() / PAGE;
+            let pages = run.len() / PAGE_SIZE;
             if run.iter().all(|byte| *byte == 0) {
                 push(frames, Kind::Zero, pages, index, &[]).map_err(failed)?;
             } else if request.runs_only {
@@ -201,7 +201,7 @@ impl Handler for Fake {
                             job: "job".to_owned(),
                             generation: 1,
                             id: "a".repeat(32),
-                            memory_bytes: (PAGES * PAGE) as u64,
+                            memory_bytes: (PAGES * PAGE_SIZE) as u64,
                             ..control::Checkpoint::default()
                         }),
                         manifest: Some(manifest()),
@@ -382,7 +382,7 @@ impl Site {
         let pagemap = Pagemap::read(&read("pagemap-4711.img")).unwrap();
         let pages: u64 = pagemap.entries.iter().map(|entry| entry.nr_pages).sum();
         assert_eq!(pages, PAGES as u64);
-        assert_eq!(pagemap.entries[0].vaddr, FIRST * PAGE as u64);
+        assert_eq!(pagemap.entries[0].vaddr, FIRST * PAGE_SIZE as u64);
     }
 }
 

@@ -8,10 +8,9 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use crate::processes::{dumped_bytes, tree};
+use permafrost_protocol::PAGE_BYTES;
 
-/// Size of a page, bytes.
-const PAGE: u64 = 4096;
+use crate::processes::{dumped_bytes, tree};
 
 /// Size of a page's entry in `/proc/PID/pagemap`, bytes.
 const ENTRY: usize = 8;
@@ -57,11 +56,11 @@ pub fn dirty_pages(root: u32) -> Option<u64> {
 /// Returns true if this kernel keeps soft-dirty bits: a page that was just written must have one. A kernel
 /// without CONFIG_MEM_SOFT_DIRTY shows 0 for every page.
 fn keeps_soft_dirty() -> Option<bool> {
-    let mut pages = vec![0_u8; 2 * usize::try_from(PAGE).ok()?];
+    let mut pages = vec![0_u8; 2 * usize::try_from(PAGE_BYTES).ok()?];
     // The second of the two is touched to its end or the first is, wherever they begin.
     pages.fill(1);
     let written = std::hint::black_box(&pages);
-    let first = written.as_ptr().addr() as u64 / PAGE;
+    let first = written.as_ptr().addr() as u64 / PAGE_BYTES;
     let pagemap = File::open("/proc/self/pagemap").ok()?;
     let dirty = count_dirty(&pagemap, first, first + 2).ok()?;
     Some(dirty > 0)
@@ -87,7 +86,7 @@ fn mapped(line: &str) -> Option<(u64, u64)> {
     if !permissions.contains('w') || name.starts_with("[v") {
         return None;
     }
-    let page = |address| Some(u64::from_str_radix(address, 16).ok()? / PAGE);
+    let page = |address| Some(u64::from_str_radix(address, 16).ok()? / PAGE_BYTES);
     Some((page(from)?, page(to)?))
 }
 

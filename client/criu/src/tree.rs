@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::manifest::DumpedProcess;
 
 use crate::origin::ProcessStat;
@@ -9,8 +10,6 @@ use crate::processes;
 
 /// Most processes that are recorded: their data travels with every listing of the checkpoint.
 const MAX_PROCESSES: usize = 1024;
-
-const PAGE_BYTES: u64 = 4096;
 
 /// Returns the root and its descendants, with programs, parents and mappings. Processes that come or go
 /// meanwhile may be missing.

@@ -33,8 +33,12 @@ pub fn duration(duration: Duration) -> String {
     }
 }
 
-/// Formats seconds with a fraction like [`duration`], as the API has them; negative values count as 0.
+/// Formats seconds with a fraction like [`duration`], as the API has them; negative values count as 0, and NaN is
+/// `unknown`.
 pub fn seconds(seconds: f64) -> String {
+    if seconds.is_nan() {
+        return "unknown".to_owned();
+    }
     if seconds <= 0.0 {
         return "0 s".to_owned();
     }
@@ -212,6 +216,7 @@ mod tests {
             assert_eq!(seconds(number), text, "{number}");
         }
         assert_eq!(seconds(f64::INFINITY), span(u64::MAX));
+        assert_eq!(seconds(f64::NAN), "unknown");
         assert_eq!([whole(-3.0), whole(f64::NAN), whole(3.9)], [0, 0, 3]);
         assert_eq!(age_s(61.5), "1m");
     }

@@ -23,8 +23,12 @@ pub struct ReserveRequest {
     #[schema(value_type = u8, minimum = 0, maximum = 11)]
     pub priority: Priority,
     /// Time within which the transfer should start, seconds from now.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub deadline_s: Option<Seconds>,
+    #[serde(
+        rename = "deadline_s",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub start_within_s: Option<Seconds>,
     /// Time for which the reservation is kept, seconds; at most the limit of the node, which is also the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifetime_s: Option<Seconds>,
@@ -104,6 +108,14 @@ pub struct Reservation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_deadline_of_a_reservation_is_for_its_start() {
+        let json = r#"{"direction":"read","bytes":1,"priority":0,"deadline_s":60.0}"#;
+        let reserve: ReserveRequest = serde_json::from_str(json).unwrap();
+        assert_eq!(reserve.start_within_s, Seconds::new(60.0).ok());
+        assert_eq!(serde_json::to_string(&reserve).unwrap(), json);
+    }
 
     #[test]
     fn priorities_are_twelve() {

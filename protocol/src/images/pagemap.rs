@@ -5,7 +5,8 @@ use prost::Message;
 
 use super::magic::PAGEMAP_MAGIC;
 use super::{Fields, Head, ImageError, ImageReader, ImageWriter, Record};
-use crate::pageserver::{MAX_ADDRESS, PAGE_BYTES, PE_LAZY, PE_PARENT, PE_PRESENT};
+use crate::PAGE_BYTES;
+use crate::pageserver::{MAX_ADDRESS, PE_LAZY, PE_PARENT, PE_PRESENT};
 
 /// First pages id that CRIU's own page server gives out (`up_page_ids_base` in `criu/image.c`), so that its files
 /// never collide with those that the dump itself writes.

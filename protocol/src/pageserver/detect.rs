@@ -1,7 +1,8 @@
 //! Telling the two dialects apart by the first 24 bytes of a conversation.
 
 use super::frame::{command, u32_at, u64_at};
-use super::{Dialect, MAX_ADDRESS, MIN_FRAME_BYTES, PAGE_BYTES, ProtocolError, SpaceId};
+use super::{Dialect, MAX_ADDRESS, MIN_FRAME_BYTES, ProtocolError, SpaceId};
+use crate::PAGE_BYTES;
 
 /// Lowest address that a page of a process can have (the default `vm.mmap_min_addr`), and more pages than any GET
 /// requests: CRIU's requests 1,024 at most (`MAX_XFER_LEN` in `criu/uffd.c`).

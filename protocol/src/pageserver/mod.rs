@@ -21,9 +21,6 @@ pub use frame::{Dialect, Frame, FrameBytes, MAX_FRAME_BYTES, MIN_FRAME_BYTES, co
 pub use server::PageServer;
 pub use space::{SpaceId, UnknownSpaceType};
 
-/// Bytes in a page. The protocol counts pages and never transmits their size; only peers with 4 KiB pages are served.
-pub const PAGE_BYTES: u64 = 4096;
-
 /// Upper limit of addresses: no page lies at or above it. The end of user space with five-level page tables.
 pub const MAX_ADDRESS: u64 = 1 << 57;
 

@@ -14,13 +14,10 @@
 //! Made-up pages keep a recording small and free of the recorded process's data.
 
 use super::frame::{Dialect, Frame, FrameBytes, MIN_FRAME_BYTES};
-use super::{Answer, Event, PAGE_BYTES, PageServer, ProtocolError, Want};
+use super::{Answer, Event, PageServer, ProtocolError, Want};
+use crate::PAGE_SIZE;
 
 const MAGIC: &[u8; 8] = b"PFCONV1\n";
-
-/// A page's length, bytes.
-const PAGE_LEN: usize = 4096;
-const _: () = assert!(PAGE_LEN as u64 == PAGE_BYTES);
 
 /// A conversation between a client and a page server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +56,7 @@ pub enum Content {
 
 impl Content {
     /// Writes the bytes of page `index` of a step.
-    pub fn fill(&self, index: u32, page: &mut [u8; PAGE_LEN]) {
+    pub fn fill(&self, index: u32, page: &mut [u8; PAGE_SIZE]) {
         match self {
             Self::Zero => page.fill(0),
             Self::Seeded(seed) => {
@@ -71,8 +68,8 @@ impl Content {
             Self::Kept(bytes) => {
                 let at = usize::try_from(index)
                     .unwrap_or(usize::MAX)
-                    .saturating_mul(PAGE_LEN);
-                match bytes.get(at..).and_then(|rest| rest.get(..PAGE_LEN)) {
+                    .saturating_mul(PAGE_SIZE);
+                match bytes.get(at..).and_then(|rest| rest.get(..PAGE_SIZE)) {
                     Some(kept) => page.copy_from_slice(kept),
                     None => page.fill(0),
                 }
@@ -172,7 +169,7 @@ impl Conversation {
                 Want::Payload { bytes } => {
                     let (page, rest) =
                         client
-                            .split_at_checked(PAGE_LEN)
+                            .split_at_checked(PAGE_SIZE)
                             .ok_or(ProtocolError::Truncated {
                                 missing_bytes: bytes,
                             })?;
@@ -217,7 +214,7 @@ impl Conversation {
     #[must_use]
     pub fn client_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let mut page = [0; PAGE_LEN];
+        let mut page = [0; PAGE_SIZE];
         for step in &self.steps {
             match step {
                 Step::Frame(frame) => bytes.extend_from_slice(frame.as_ref()),
@@ -344,7 +341,7 @@ fn step(dialect: Dialect, kind: u8, rest: &mut &[u8]) -> Option<Step> {
         }
         4 => {
             let count = word(take(4)?)?;
-            let len = usize::try_from(count).ok()?.checked_mul(PAGE_LEN)?;
+            let len = usize::try_from(count).ok()?.checked_mul(PAGE_SIZE)?;
             Step::Pages {
                 count,
                 content: Content::Kept(take(len)?.to_vec()),

@@ -13,9 +13,8 @@ use std::collections::BTreeSet;
 use super::detect::{Detected, detect};
 use super::event::{Answer, Event, PageAddr, ReplyBytes, Want};
 use super::frame::{Dialect, Frame, MAX_FRAME_BYTES, MIN_FRAME_BYTES, command};
-use super::{
-    MAX_ADDRESS, MAX_SPACES, PAGE_BYTES, PE_LAZY, PE_PARENT, PE_PRESENT, ProtocolError, SpaceId,
-};
+use super::{MAX_ADDRESS, MAX_SPACES, PE_LAZY, PE_PARENT, PE_PRESENT, ProtocolError, SpaceId};
+use crate::PAGE_BYTES;
 
 /// The receiving side of one conversation.
 ///

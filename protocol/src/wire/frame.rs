@@ -24,8 +24,9 @@ mod error;
 
 pub use error::FrameError;
 
+use crate::PAGE_BYTES;
 use crate::manifest::{MAX_FILE_NAME_BYTES, SpaceType};
-use crate::pageserver::{MAX_ADDRESS, PAGE_BYTES, SpaceId};
+use crate::pageserver::{MAX_ADDRESS, SpaceId};
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;

@@ -20,8 +20,6 @@ use crate::estimator::{Window, Worse};
 use crate::figure::{Estimate, Missing, What};
 use crate::quantity::{Bytes, Moment, Ratio, Seconds};
 
-/// Bytes of a page; dirty pages are counted in these.
-const PAGE: u64 = 4096;
 /// Dumps of its own after which a job is not compared with its kind any more.
 const ENOUGH: u32 = 3;
 /// Half-life of a job's dumps, one day: programs change with the data that they work on, not with the hour.
@@ -46,8 +44,8 @@ pub struct KindId(pub u32);
 pub struct Memory {
     /// Resident memory (RSS, or the cgroup's anonymous memory).
     pub resident: Option<Bytes>,
-    /// Pages written since the last dump (soft-dirty or PAGEMAP_SCAN).
-    pub dirty_pages: Option<u64>,
+    /// Bytes of the pages written since the last dump (soft-dirty or PAGEMAP_SCAN).
+    pub dirty: Option<Bytes>,
 }
 
 /// Kind of a dump: stores everything, or only changed pages.
@@ -163,16 +161,12 @@ impl Factors {
             DumpKind::Full => self.full.learn(dumped, resident),
             DumpKind::Incremental => {
                 self.incremental.learn(dumped, resident);
-                if let Some(pages) = dumped.memory.dirty_pages.filter(|&pages| pages > 0) {
-                    self.dirty.learn(dumped, pages_to_bytes(pages));
+                if let Some(dirty) = dumped.memory.dirty.filter(|&dirty| dirty > Bytes::ZERO) {
+                    self.dirty.learn(dumped, dirty);
                 }
             }
         }
     }
-}
-
-fn pages_to_bytes(pages: u64) -> Bytes {
-    Bytes::new(pages.saturating_mul(PAGE))
 }
 
 /// Learns factors from dumps, and predicts by them.
@@ -246,8 +240,7 @@ impl SizePredictor {
     ) -> Result<Prediction, Missing> {
         let (job, of) = (self.jobs.get(&job), self.kinds.get(&of));
         let by_dirty = dump == DumpKind::Incremental;
-        if let Some(pages) = memory.dirty_pages.filter(|_| by_dirty) {
-            let dirty = pages_to_bytes(pages);
+        if let Some(dirty) = memory.dirty.filter(|_| by_dirty) {
             let learnt = factors_of(job, of, |factors| &factors.dirty, now);
             return Ok(match learnt {
                 Some((learnt, _)) => predicted(dirty, &learnt, Basis::DirtyPages),
@@ -337,10 +330,10 @@ mod tests {
     const KIND: KindId = KindId(1);
     const NOW: Moment = Moment::from_micros(100_000_000);
 
-    fn memory(resident_mib: u64, dirty_pages: Option<u64>) -> Memory {
+    fn memory(resident_mib: u64, dirty_mib: Option<u64>) -> Memory {
         Memory {
             resident: Some(Bytes::mib(resident_mib)),
-            dirty_pages,
+            dirty: dirty_mib.map(Bytes::mib),
         }
     }
 
@@ -417,23 +410,19 @@ mod tests {
     #[test]
     fn counted_dirty_pages_go_before_the_past() {
         let mut predictor = SizePredictor::new(9);
-        // 25,600 pages are 100 MiB; half of them turned out to be as they were.
-        let dump = dumped(DumpKind::Incremental, memory(1000, Some(25_600)), 50);
+        // Half of the pages turned out to be as they were.
+        let dump = dumped(DumpKind::Incremental, memory(1000, Some(100)), 50);
         for _ in 0..3 {
             predictor.dumped(JOB, KIND, &dump).unwrap();
         }
-        let prediction = predict(
-            &predictor,
-            DumpKind::Incremental,
-            memory(1000, Some(256_000)),
-        );
+        let prediction = predict(&predictor, DumpKind::Incremental, memory(1000, Some(1000)));
         assert_eq!(prediction.basis, Basis::DirtyPages);
         assert_eq!(prediction.size.p50.count() >> 20, 500);
         let other = predictor.predict(
             JobId(5),
             KindId(5),
             DumpKind::Incremental,
-            &memory(1000, Some(256)),
+            &memory(1000, Some(1)),
             NOW,
         );
         assert_eq!(other.unwrap(), bound(Bytes::mib(1), Basis::DirtyPagesBound));

@@ -6,6 +6,7 @@ use std::time::Duration;
 use permafrost_api_types::problem::ProblemKind;
 use permafrost_api_types::quantity;
 use permafrost_api_types::task::{Resources, Swap, Task};
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control::Checkpoint;
 use permafrost_scheduling::cost::{self, Copies};
 use permafrost_scheduling::figure::{Estimate, Figure, What};
@@ -66,7 +67,9 @@ pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::T
     };
     let memory = Memory {
         resident: resident.known().ok().map(|resident| resident.p50),
-        dirty_pages: task.dirty_pages.map(quantity::Count::value),
+        dirty: task
+            .dirty_pages
+            .map(|pages| Bytes::new(pages.value().saturating_mul(PAGE_BYTES))),
     };
     let predicted = |dump, size: Option<quantity::Bytes>| match size {
         Some(size) => Figure::given(bytes(size)),

@@ -10,6 +10,7 @@ use permafrost_agent::remote::{MapDigest, PageSelection, ReadError, RemoteCheckp
 use permafrost_clustered::ClusteredStore;
 use permafrost_criu::directory::PageRun;
 use permafrost_identity::{Peer, Role};
+use permafrost_protocol::PAGE_SIZE;
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ReportedError};
 use permafrost_protocol::manifest::{Image, Manifest};
@@ -20,8 +21,6 @@ use permafrost_transport::peer::{FrameSink, PeerError};
 
 use super::rights::{authorize, check_read, denied, job_of};
 use crate::error::{RequestError, Right};
-
-const PAGE_BYTES: usize = 4096;
 
 /// Sends what `request` asks for, each page verified; the last frame is `Prepare`.
 ///
@@ -418,7 +417,7 @@ fn push_pages(
     flags: u16,
     bytes: &[u8],
 ) -> Result<u64, PeerError> {
-    let pages = u32::try_from(bytes.len() / PAGE_BYTES).unwrap_or(u32::MAX);
+    let pages = u32::try_from(bytes.len() / PAGE_SIZE).unwrap_or(u32::MAX);
     frames.push(Kind::Pages, flags, pages, first_index, bytes)?;
     Ok(pages.into())
 }

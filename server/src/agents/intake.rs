@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use permafrost_criu::frontend::{PageSink, SinkError};
 use permafrost_identity::Peer;
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode, ReportedError};
 use permafrost_protocol::wire::frame::Kind;
@@ -17,8 +18,6 @@ use super::rights::{authorize, check_dump, check_read, job_of};
 use super::spool::Spool;
 use super::{Agents, name_of};
 use crate::error::RequestError;
-
-const PAGE_BYTES: u64 = 4096;
 
 impl Agents {
     /// Receives a dump: the pages of a session that `peer` has opened, or the small images for a parked one.

@@ -242,7 +242,7 @@ impl Source for OfDaemon {
             direction: direction_word(wanted.direction).to_owned(),
             bytes: wanted.bytes.value(),
             priority: u32::from(wanted.priority.level()),
-            deadline_ms: wanted.deadline_s.map(|time| millis(time.value())),
+            deadline_ms: wanted.start_within_s.map(|time| millis(time.value())),
             lifetime_ms: wanted.lifetime_s.map_or(0, |time| millis(time.value())),
             namespace: wanted.namespace.clone().unwrap_or_default(),
         };

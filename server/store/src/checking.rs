@@ -6,11 +6,12 @@ use std::sync::Arc;
 use permafrost_pmem::{
     CopyId, PAGE_SIZE, PageError, PageMap, RunKind, StoredCheckpoint, StoredRun,
 };
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::{Manifest, SpaceType};
 
 use super::dump::map_root;
-use super::reader::{PAGE_BYTES, checkpoint_name};
+use super::reader::checkpoint_name;
 use super::{Store, StoreError, manifest_of};
 use crate::{MissingObject, ReadingError};
 

@@ -8,6 +8,7 @@ use permafrost_pmem::{
     CheckpointId, Kept, MapCursor, MapRoot, MapWriter, PAGE_SIZE, Piece, Region, RunKind, Shadow,
     ShadowError, StoredCheckpoint,
 };
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
 use permafrost_protocol::manifest::{AddressSpace, Manifest, Origin, SpaceType};
 use permafrost_protocol::pageserver::SpaceId;
@@ -17,8 +18,6 @@ use super::kin::match_processes;
 use super::{StoreError, digest};
 use crate::SessionError;
 use crate::{ContentDigest, DumpTap, Follower};
-
-const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
 /// Pages passed on at once: the capacity of a wire frame.
 const COPY_PAGES: u64 = 64;

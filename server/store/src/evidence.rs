@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use permafrost_criu::directory::ImagesDir;
-use permafrost_pmem::{PAGE_SIZE, StoredCheckpoint};
+use permafrost_pmem::StoredCheckpoint;
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::images::{DumpStats, ImageError, ImageName, mm_name, read_mappings};
 use permafrost_protocol::manifest::{AddressSpace, Manifest, Origin, SpaceType};
 
@@ -17,8 +18,6 @@ use super::StoreError;
 use super::dump::map_root;
 use crate::clock::unix_ms;
 use crate::{ImagesError, ReadingError};
-
-const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
 /// Longest image read for its mappings. CRIU writes some 40 bytes for each, and Linux allows 65,530 by default.
 const MAX_IMAGE_BYTES: u64 = 64 << 20;

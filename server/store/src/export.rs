@@ -7,7 +7,8 @@ use permafrost_criu::directory::PagesFile;
 use permafrost_pmem::{PageMap, StoredRun};
 use permafrost_protocol::manifest::AddressSpace;
 
-use super::reader::{LocalCheckpoint, PAGE_BYTES, ReadError};
+use super::reader::{LocalCheckpoint, ReadError};
+use permafrost_protocol::PAGE_BYTES;
 
 /// Approximate bytes of pages written per round. Progress is reported between rounds.
 const ROUND_BYTES: u64 = 64 << 20;

@@ -2,11 +2,12 @@
 
 use permafrost_agent::remote::MapDigest;
 use permafrost_pmem::{MapCursor, PageError, PageMap, RunKind, StoredRun};
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
 
 use super::dump::{Parent, map_root};
-use super::reader::{LocalCheckpoint, PAGE_BYTES, ReadError};
+use super::reader::{LocalCheckpoint, ReadError};
 use super::{Store, StoreError, digest, manifest_of};
 use crate::{ContentDigest, MissingObject};
 

@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 
 use permafrost_pmem::{ATTR_PINNED, CopyId, MediumKind};
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 
 use super::checking::HeldCheckpoint;
-use super::reader::{PAGE_BYTES, check_listed_as};
+use super::reader::check_listed_as;
 use super::{ProgressReceiver, Store, StoreError, manifest_of};
 use crate::clock::unix_ms;
 

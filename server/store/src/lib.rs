@@ -103,6 +103,9 @@ impl Default for Retention {
     }
 }
 
+/// A page of a region holds a page of an image: neither crate uses the other.
+const _: () = assert!(permafrost_pmem::PAGE_SIZE == permafrost_protocol::PAGE_SIZE);
+
 /// Location of the region, and the guarantee of its medium.
 pub struct RegionLocation {
     /// Path of the region.

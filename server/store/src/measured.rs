@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
 use permafrost_scheduling::quantity::Bytes;
 use permafrost_scheduling::size::{DumpKind, Memory};
@@ -200,6 +201,8 @@ fn memory_of(request: &SessionRequest) -> Memory {
     let resident = origin.resident_bytes;
     Memory {
         resident: (resident > 0).then_some(Bytes::new(resident)),
-        dirty_pages: origin.dirty_pages,
+        dirty: origin
+            .dirty_pages
+            .map(|pages| Bytes::new(pages.saturating_mul(PAGE_BYTES))),
     }
 }

@@ -9,6 +9,7 @@ use permafrost_criu::source::{CheckpointSource, PagesOut};
 use permafrost_pmem::{
     BlobError, PAGE_SIZE, PageError, PageMap, RunKind, StoredCheckpoint, StoredRun,
 };
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
 use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
 use permafrost_protocol::manifest::{AddressSpace, Image, Manifest, SpaceType};
@@ -16,8 +17,6 @@ use permafrost_protocol::manifest::{AddressSpace, Image, Manifest, SpaceType};
 use super::dump::map_root;
 use super::{Store, StoreError, manifest_of};
 use crate::ReadingError;
-
-pub(super) const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
 /// A checkpoint that is being read. Its segments are kept until this is dropped.
 pub struct LocalCheckpoint {

@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use permafrost_criu::frontend::Pipe;
 use permafrost_pmem::RunKind;
 
-use super::reader::{LocalCheckpoint, PAGE_BYTES, ReadError};
+use super::reader::{LocalCheckpoint, ReadError};
+use permafrost_protocol::PAGE_BYTES;
 
 /// Minimum size of a run of pages that is spliced. Shorter runs are copied into the pipe together: a splice of
 /// each would cost more, and wake CRIU up each time.

@@ -93,9 +93,9 @@ impl Source for Plain {
         dump: DumpKind,
         memory: &Memory,
     ) -> Result<Prediction, Missing> {
-        let dirty = memory.dirty_pages.filter(|_| dump == DumpKind::Incremental);
-        if let Some(pages) = dirty {
-            let bytes = Estimate::given(Bytes::new(pages * 4096));
+        let dirty = memory.dirty.filter(|_| dump == DumpKind::Incremental);
+        if let Some(dirty) = dirty {
+            let bytes = Estimate::given(dirty);
             return Ok(Prediction {
                 size: bytes,
                 moved: bytes,

@@ -142,18 +142,18 @@ fn what_goes_through_an_agent_is_on_the_node_and_comes_back() {
     let site = Site::new(1);
     let agent = site.agent("compute", "*", &[]);
     let mut memory = pages(3, 700);
-    memory[100 * PAGE..300 * PAGE].fill(0);
+    memory[100 * PAGE_SIZE..300 * PAGE_SIZE].fill(0);
 
     // A bare page-server dump is parked, and adopted without its name.
     let adopted = dump_and_adopt(&agent, site.work(), "team/plain", 0x40_0000, &memory);
     assert_eq!(adopted["generation"], 1, "{adopted}");
-    assert_eq!(adopted["zero_bytes"], 200 * PAGE);
+    assert_eq!(adopted["zero_bytes"], 200 * PAGE_SIZE);
     assert!(exported_pages(&agent, site.work(), "team/plain") == memory);
     let node = site.nodes[0].as_ref().unwrap();
     assert!(exported_pages(node, site.work(), "team/plain") == memory);
 
     // A session of its own, compared with the first one by the node, part of it by the client's word.
-    memory[699 * PAGE] ^= 1;
+    memory[699 * PAGE_SIZE] ^= 1;
     let opened = agent
         .json(&["open", "--job", "team/plain", "--prev-images"])
         .unwrap();
@@ -161,7 +161,10 @@ fn what_goes_through_an_agent_is_on_the_node_and_comes_back() {
     let mut peer = Peer::unix(opened["socket"].as_str().unwrap().as_ref(), Dialect::V32);
     assert!(peer.open(), "the parent has this process");
     peer.hole(0x40_0000, 400);
-    peer.pages(0x40_0000 + 400 * PAGE as u64, &memory[400 * PAGE..]);
+    peer.pages(
+        0x40_0000 + 400 * PAGE_SIZE as u64,
+        &memory[400 * PAGE_SIZE..],
+    );
     let images = site.path("images-second");
     fake_images(&images);
     assert_eq!(peer.close(), Some(0));
@@ -177,7 +180,7 @@ fn what_goes_through_an_agent_is_on_the_node_and_comes_back() {
     ];
     let second = agent.json(&adopt).unwrap();
     assert_eq!(second["generation"], 2);
-    let added_pages = second["added_bytes"].as_u64().unwrap() / PAGE as u64;
+    let added_pages = second["added_bytes"].as_u64().unwrap() / PAGE_SIZE as u64;
     assert!(added_pages < 16, "one page differs: {second}");
     assert!(exported_pages(&agent, site.work(), "team/plain@2") == memory);
 
@@ -288,7 +291,7 @@ fn many_sessions_at_once_keep_their_pages_apart() {
                     Peer::unix(opened["socket"].as_str().unwrap().as_ref(), Dialect::V32)
                 };
                 assert!(!peer.open());
-                for (at, chunk) in contents(n).chunks(64 * PAGE).enumerate() {
+                for (at, chunk) in contents(n).chunks(64 * PAGE_SIZE).enumerate() {
                     peer.pages(0x5000_0000 + at as u64 * 0x100_0000, chunk);
                 }
                 let images = site.path(&format!("images-{n}"));
@@ -380,8 +383,8 @@ fn processes_that_do_not_read_yet_hold_up_nobody() {
         let pid = PID + u32::from(n);
         peer.space = SpaceId::process(pid);
         peer.open();
-        for (at, chunk) in pages(n + 1, PAGES).chunks(64 * PAGE).enumerate() {
-            peer.pages((0x40_0000 + at * 64 * PAGE) as u64, chunk);
+        for (at, chunk) in pages(n + 1, PAGES).chunks(64 * PAGE_SIZE).enumerate() {
+            peer.pages((0x40_0000 + at * 64 * PAGE_SIZE) as u64, chunk);
         }
         std::fs::write(images.join(format!("core-{pid}.img")), "not really").unwrap();
         fake_mappings(&images, pid);

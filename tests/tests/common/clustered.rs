@@ -15,7 +15,7 @@ use permafrost_tests::process;
 use permafrost_tests::workload::{Options, Workload};
 use permafrost_transport::control::Connection;
 
-use super::{PAGE, Peer, fake_images};
+use super::{PAGE_SIZE, Peer, fake_images};
 
 /// Time that a cluster may take for an automatic action: a lease, the leader's waiting time, a copy; on a busy
 /// machine.
@@ -99,7 +99,7 @@ pub fn sealed_dump(
     let mut peer = Peer::unix(session.socket.as_ref(), Dialect::V32);
     peer.open();
     opened();
-    for (at, chunk) in memory.chunks(64 * PAGE).enumerate() {
+    for (at, chunk) in memory.chunks(64 * PAGE_SIZE).enumerate() {
         peer.pages(0x5000_0000 + at as u64 * 0x100_0000, chunk);
     }
     assert_eq!(peer.close(), Some(0));

@@ -17,12 +17,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub use permafrost_protocol::PAGE_SIZE;
 use permafrost_protocol::images::{mm_name, write_mappings};
 use permafrost_protocol::pageserver::client::Encoder;
 use permafrost_protocol::pageserver::{Dialect, PE_LAZY, PE_PRESENT, SpaceId};
 use permafrost_tests::daemon::Daemon;
 
-pub const PAGE: usize = 4096;
 pub const PID: u32 = 4711;
 
 /// A connection to a page-server endpoint.
@@ -120,7 +120,7 @@ impl Peer {
 
     /// Sends ADD_F with pages of the given bytes.
     pub fn pages(&mut self, vaddr: u64, pages: &[u8]) {
-        let nr_pages = u32::try_from(pages.len() / PAGE).unwrap();
+        let nr_pages = u32::try_from(pages.len() / PAGE_SIZE).unwrap();
         let frame = self
             .encoder
             .pages(self.space, vaddr, nr_pages, PE_PRESENT | PE_LAZY);
@@ -165,7 +165,7 @@ impl Frozen {
             let mut vaddr = 0x5000_0000;
             while !end.load(Ordering::Relaxed) {
                 peer.pages(vaddr, &pages(1, 1));
-                vaddr += PAGE as u64;
+                vaddr += PAGE_SIZE as u64;
                 std::thread::sleep(Duration::from_millis(50));
             }
         });
@@ -185,8 +185,8 @@ impl Drop for Frozen {
 
 /// Returns `count` pages that differ from each other, from zero, and from those of another seed.
 pub fn pages(seed: u8, count: usize) -> Vec<u8> {
-    let mut bytes = vec![seed; count * PAGE];
-    for (index, page) in bytes.chunks_exact_mut(PAGE).enumerate() {
+    let mut bytes = vec![seed; count * PAGE_SIZE];
+    for (index, page) in bytes.chunks_exact_mut(PAGE_SIZE).enumerate() {
         page[..8].copy_from_slice(&(index as u64 + 1).to_le_bytes());
     }
     bytes

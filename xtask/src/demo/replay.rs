@@ -7,13 +7,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use permafrost_protocol::PAGE_SIZE;
 use permafrost_protocol::pageserver::recording::{Conversation, Step};
 use permafrost_tests::daemon::Daemon;
 
 use crate::rig::{self, Interrupt};
 use crate::{paths, table, ui};
-
-const PAGE_BYTES: usize = 4096;
 
 /// Opens a session, sends the recording to it, adopts it with the recorded small images; then does the same again as
 /// a second dump, and reads it back.
@@ -104,7 +103,7 @@ fn hold(conversation: &Conversation, address: &str) -> Result<()> {
     socket
         .set_read_timeout(Some(Duration::from_secs(30)))
         .context("set a time limit")?;
-    let mut page = [0; PAGE_BYTES];
+    let mut page = [0; PAGE_SIZE];
     for step in conversation.steps() {
         match step {
             Step::Frame(frame) => socket.write_all(frame.as_ref()).context("send a frame")?,
@@ -144,5 +143,5 @@ fn payload_bytes(conversation: &Conversation) -> u64 {
             }
         })
         .sum();
-    pages * u64::try_from(PAGE_BYTES).unwrap_or(0)
+    pages * u64::try_from(PAGE_SIZE).unwrap_or(0)
 }

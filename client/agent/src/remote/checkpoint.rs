@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use permafrost_criu::directory::PageRun;
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
 use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
 use permafrost_protocol::manifest::{Manifest, SpaceType};
@@ -18,8 +19,6 @@ use permafrost_transport::peer::{PeerError, ReceivedFrame};
 use super::digest::MapDigest;
 use super::small::Prefetched;
 use super::{Holders, RemoteError, refusal};
-
-pub(super) const PAGE_BYTES: u64 = 4096;
 
 /// Advice for the case that no holder can be reached.
 pub(super) const HINT: &str = "try again when a node that holds it is there";

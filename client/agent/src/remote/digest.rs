@@ -2,11 +2,10 @@
 
 use std::sync::LazyLock;
 
+use permafrost_protocol::PAGE_SIZE;
 use sha2::{Digest, Sha256};
 
-const PAGE_BYTES: usize = 4096;
-
-static ZERO_PAGE_CRC32: LazyLock<u32> = LazyLock::new(|| crc32fast::hash(&[0; PAGE_BYTES]));
+static ZERO_PAGE_CRC32: LazyLock<u32> = LazyLock::new(|| crc32fast::hash(&[0; PAGE_SIZE]));
 
 /// Digest of a page map under construction (docs/format.md, "Content digest"): over each page, ascending, its
 /// index, flags and CRC32, and over each run of zero pages its end and its beginning.
@@ -22,7 +21,7 @@ pub struct MapDigest {
 impl MapDigest {
     /// Adds whole pages from `index` on.
     pub fn pages(&mut self, index: u64, flags: u16, bytes: &[u8]) {
-        for (page, index) in bytes.chunks_exact(PAGE_BYTES).zip(index..) {
+        for (page, index) in bytes.chunks_exact(PAGE_SIZE).zip(index..) {
             let crc = crc32fast::hash(page);
             if crc == *ZERO_PAGE_CRC32 && page.iter().all(|byte| *byte == 0) {
                 self.zeros(index, flags, 1);
@@ -36,12 +35,12 @@ impl MapDigest {
 
     /// Adds the end of a small image, from page `index` on: its last page is filled with zeros.
     pub(super) fn image_end(&mut self, index: u64, bytes: &[u8]) {
-        let whole = bytes.len() / PAGE_BYTES * PAGE_BYTES;
+        let whole = bytes.len() / PAGE_SIZE * PAGE_SIZE;
         self.pages(index, 0, &bytes[..whole]);
         if whole < bytes.len() {
-            let mut last = [0; PAGE_BYTES];
+            let mut last = [0; PAGE_SIZE];
             last[..bytes.len() - whole].copy_from_slice(&bytes[whole..]);
-            self.pages(index + (whole / PAGE_BYTES) as u64, 0, &last);
+            self.pages(index + (whole / PAGE_SIZE) as u64, 0, &last);
         }
     }
 
@@ -96,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_digest_knows_pages_flags_and_places() {
-        let pages = [[7; PAGE_BYTES], [0; PAGE_BYTES]].concat();
+        let pages = [[7; PAGE_SIZE], [0; PAGE_SIZE]].concat();
         let digest = |index, flags, bytes: &[u8]| {
             let mut digest = MapDigest::default();
             digest.pages(index, flags, bytes);
@@ -104,7 +103,7 @@ mod tests {
         };
         let expected = digest(5, 1, &pages);
         let mut in_parts = MapDigest::default();
-        in_parts.pages(5, 1, &pages[..PAGE_BYTES]);
+        in_parts.pages(5, 1, &pages[..PAGE_SIZE]);
         in_parts.zeros(6, 1, 1);
         assert!(in_parts.is(2, &expected));
 
@@ -118,7 +117,7 @@ mod tests {
             assert_ne!(expected, other);
         }
         let mut short = MapDigest::default();
-        short.pages(5, 1, &pages[..PAGE_BYTES]);
+        short.pages(5, 1, &pages[..PAGE_SIZE]);
         assert!(!short.is(2, &[]));
     }
 
@@ -131,7 +130,7 @@ mod tests {
         let mut parts = MapDigest::default();
         parts.zeros(first, 1, 2);
         parts.zeros(first + 2, 1, 0);
-        parts.pages(first + 2, 1, &[0; PAGE_BYTES]);
+        parts.pages(first + 2, 1, &[0; PAGE_SIZE]);
         parts.zeros(first + 3, 1, pages - 3);
         assert!(parts.is(pages, &whole.clone().finish()));
         for (first, flags, pages) in [(first + 1, 1, pages - 1), (first, 2, pages), (first, 1, 5)] {
@@ -150,7 +149,7 @@ mod tests {
             digest
         };
         let short = of_image(&filled);
-        filled.resize(2 * PAGE_BYTES, 0);
+        filled.resize(2 * PAGE_SIZE, 0);
         let expected = of_image(&filled).finish();
         assert!(short.is(2, &expected));
         assert!(of_image(&[]).is(0, &Sha256::new().finalize()));

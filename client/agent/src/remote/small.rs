@@ -8,12 +8,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use parking_lot::MutexGuard;
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::manifest::Image;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::request;
 use permafrost_transport::peer::ReceivedFrame;
 
-use super::checkpoint::{HINT, PAGE_BYTES, Stop, corrupt, fetch_of, name_of, nobody, protocol};
+use super::checkpoint::{HINT, Stop, corrupt, fetch_of, name_of, nobody, protocol};
 use super::digest::MapDigest;
 use super::{ReadError, RemoteCheckpoint, refusal};
 

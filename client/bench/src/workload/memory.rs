@@ -2,9 +2,10 @@
 
 use std::io;
 
+use permafrost_protocol::PAGE_SIZE;
+
 use super::Contents;
 
-const PAGE: usize = 4096;
 /// Number of pages that are rewritten together: 64 KiB, as objects that change lie near each other.
 const BLOCK_PAGES: u64 = 16;
 
@@ -22,13 +23,13 @@ pub(super) struct Memory {
 impl Memory {
     pub(super) fn filled(size_bytes: u64, contents: Contents, seed: u64) -> io::Result<Self> {
         let too_large = |_| io::Error::from(io::ErrorKind::OutOfMemory);
-        let pages = usize::try_from(size_bytes).map_err(too_large)? / PAGE;
+        let pages = usize::try_from(size_bytes).map_err(too_large)? / PAGE_SIZE;
         let mut bytes = Vec::new();
         bytes
-            .try_reserve_exact((pages + 1) * PAGE)
+            .try_reserve_exact((pages + 1) * PAGE_SIZE)
             .map_err(|_| io::ErrorKind::OutOfMemory)?;
-        bytes.resize((pages + 1) * PAGE, 0);
-        let start = bytes.as_ptr().align_offset(PAGE);
+        bytes.resize((pages + 1) * PAGE_SIZE, 0);
+        let start = bytes.as_ptr().align_offset(PAGE_SIZE);
         let mut memory = Self {
             bytes,
             start,
@@ -46,7 +47,7 @@ impl Memory {
     /// Returns the whole memory.
     pub(super) fn bytes(&self) -> &[u8] {
         self.bytes
-            .get(self.start..self.start + self.generations.len() * PAGE)
+            .get(self.start..self.start + self.generations.len() * PAGE_SIZE)
             .unwrap_or_default()
     }
 
@@ -75,20 +76,20 @@ impl Memory {
     }
 
     pub(super) fn bad_pages(&self) -> u64 {
-        let pages = self.bytes().chunks_exact(PAGE).enumerate();
+        let pages = self.bytes().chunks_exact(PAGE_SIZE).enumerate();
         let bad = pages.filter(|(index, page)| *page != self.expected(*index));
         bad.count() as u64
     }
 
     fn write(&mut self, index: usize) {
         let page = self.expected(index);
-        let at = self.start + index * PAGE;
-        if let Some(place) = self.bytes.get_mut(at..at + PAGE) {
+        let at = self.start + index * PAGE_SIZE;
+        if let Some(place) = self.bytes.get_mut(at..at + PAGE_SIZE) {
             place.copy_from_slice(&page);
         }
     }
 
-    fn expected(&self, index: usize) -> [u8; PAGE] {
+    fn expected(&self, index: usize) -> [u8; PAGE_SIZE] {
         let generation = self.generations.get(index).copied().unwrap_or_default();
         let key = self.seed ^ mix(index as u64) ^ mix(u64::from(generation) << 32 | 0x5eed);
         page(self.contents, mix(key))
@@ -102,12 +103,12 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-fn page(contents: Contents, mut state: u64) -> [u8; PAGE] {
+fn page(contents: Contents, mut state: u64) -> [u8; PAGE_SIZE] {
     let mut draw = || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(state)
     };
-    let mut page = [0; PAGE];
+    let mut page = [0; PAGE_SIZE];
     let sort = match contents {
         Contents::Random => 15,
         Contents::Heap => draw() % 16,
@@ -168,7 +169,7 @@ mod tests {
     use super::*;
 
     fn memory(contents: Contents) -> Memory {
-        Memory::filled(400 * BLOCK_PAGES * PAGE as u64, contents, 7).unwrap()
+        Memory::filled(400 * BLOCK_PAGES * PAGE_SIZE as u64, contents, 7).unwrap()
     }
 
     #[test]
@@ -178,7 +179,7 @@ mod tests {
             assert_eq!(memory.bad_pages(), 0);
             memory.dirty(10);
             assert_eq!(memory.bad_pages(), 0);
-            let at = memory.start + 5 * PAGE + 9;
+            let at = memory.start + 5 * PAGE_SIZE + 9;
             memory.bytes[at] ^= 1;
             assert_eq!(memory.bad_pages(), 1);
         }
@@ -200,8 +201,8 @@ mod tests {
             let first = dirtied(&memory);
             assert_eq!(first.len() as u64, 400 * BLOCK_PAGES * percent / 100);
             let changed = before
-                .chunks(PAGE)
-                .zip(memory.bytes().chunks(PAGE))
+                .chunks(PAGE_SIZE)
+                .zip(memory.bytes().chunks(PAGE_SIZE))
                 .filter(|(old, new)| old != new);
             assert_eq!(changed.count(), first.len());
             memory.dirty(percent);

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
 use permafrost_protocol::images::{pagemap_name, pages_name};
 use permafrost_protocol::pageserver::SpaceId;
@@ -13,8 +14,6 @@ use super::{DirectoryError, ImagesDir};
 use crate::ProgressReceiver;
 use crate::frontend::ServeImageError;
 use crate::source::{CheckpointSource, PagesOut};
-
-const PAGE_BYTES: u64 = 4096;
 
 /// Some pages of an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,9 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::images::{ImageName, Pagemap, pages_name};
-use permafrost_protocol::pageserver::{PAGE_BYTES, PE_PARENT, PE_PRESENT, SpaceId};
+use permafrost_protocol::pageserver::{PE_PARENT, PE_PRESENT, SpaceId};
 
 use super::{DirectoryError, ImagesDir};
 

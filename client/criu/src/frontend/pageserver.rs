@@ -10,11 +10,10 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use permafrost_identity::TlsStream;
+use permafrost_protocol::PAGE_SIZE;
 use permafrost_protocol::pageserver::{Answer, Event, PageServer, ProtocolError, Want};
 
 use super::sink::{PageSink, SinkError};
-
-const PAGE_BYTES: usize = 4096;
 
 /// Status of CLOSE if the client sent invalid pages.
 const EINVAL: i32 = 22;
@@ -212,7 +211,7 @@ impl Conversation {
                         });
                     }
                     self.drop_if_refused(filled)?;
-                    let at = self.core.payload(chunk / PAGE_BYTES);
+                    let at = self.core.payload(chunk / PAGE_SIZE);
                     if self.refusal.is_none() {
                         let taken = sink.pages(at.vaddr, flags, pages);
                         self.note(taken, sink);
@@ -443,7 +442,7 @@ mod tests {
         let frame = encoder.pages(space, 0x1000, 256, PE_PRESENT);
         let mut client = Endless {
             first: opened,
-            then: [frame.as_ref(), &[7; 256 * PAGE_BYTES]].concat(),
+            then: [frame.as_ref(), &[7; 256 * PAGE_SIZE]].concat(),
             read_bytes: 0,
         };
         let outcome = serve(&mut client, &mut Sink { refuses: true });

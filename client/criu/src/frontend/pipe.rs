@@ -13,6 +13,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use permafrost_protocol::PAGE_BYTES;
 use rustix::fs::MemfdFlags;
 use rustix::pipe::SpliceFlags;
 
@@ -29,9 +30,6 @@ const COPIED_BYTES: usize = 256 << 10;
 /// Size below which data is written into the pipe directly: most images are that small, and need no memory for
 /// it.
 const STAGED_BYTES: usize = 32 << 10;
-
-/// Size of a place of a pipe: a page takes one place, however much of it is used.
-const PAGE_BYTES: u64 = 4096;
 
 /// Zeros for the writing of a few zero pages.
 static ZEROS: [u8; GATHERED_BYTES] = [0; GATHERED_BYTES];

@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control::{
     CertificateStatus, Checkpoint, Checkpoints, ClusterStatus, Detail, NamespaceUsage, QueueStatus,
     ScrubStatus, ServerStatus, request,
@@ -15,9 +16,6 @@ use permafrost_terminal::table::{Align, Table, facts};
 
 use crate::cli::{LsArguments, OneCheckpoint, StatusArguments};
 use crate::dump::name_of;
-
-/// Size of a page, bytes (x86-64 and the usual ARM kernels; the daemon refuses others).
-const PAGE_BYTES: u64 = 4096;
 
 pub(crate) fn ls(context: &Context, arguments: &LsArguments) -> Result<(), Failure> {
     let mut checkpoints = context.connect()?.call(request::List {

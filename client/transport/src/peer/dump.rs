@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use permafrost_protocol::PAGE_SIZE;
 use permafrost_protocol::wire::conversation::DumpClient;
 use permafrost_protocol::wire::frame::{Coding, Kind};
 use permafrost_protocol::wire::message::{Closed, Commit, Committed, Prepared, request};
@@ -19,9 +20,6 @@ use driver::Driver;
 
 /// Longest run of pages in one frame, and longest piece of an image, bytes.
 pub(crate) const RUN_BYTES: usize = permafrost_protocol::wire::frame::MAX_PAYLOAD_BYTES as usize;
-/// Size of a page, bytes.
-const PAGE_BYTES: usize = 4096;
-const _: () = assert!(PAGE_BYTES as u64 == permafrost_protocol::pageserver::PAGE_BYTES);
 
 /// Progress of a dump.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -182,7 +180,7 @@ impl DumpSender {
         for run in pages.chunks(RUN_BYTES) {
             let link = self.shared.lock().link.bytes_per_second();
             let (coding, payload) = self.coder.encode(run, link);
-            let count = u32::try_from(run.len() / PAGE_BYTES).unwrap_or(u32::MAX);
+            let count = u32::try_from(run.len() / PAGE_SIZE).unwrap_or(u32::MAX);
             self.shared.lock().raw_bytes += u64::try_from(run.len()).unwrap_or(0);
             self.push(Kind::Pages, coding, flags, count, index, payload)?;
             index += u64::from(count);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use permafrost_identity::{Authority, CertificateOrder, Peer, ReloadingIdentity, Role};
+use permafrost_protocol::PAGE_SIZE;
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::Kind;
@@ -23,8 +24,6 @@ use tokio::runtime::Runtime;
 
 /// Time limit of the tests' waits: the machine may be busy with other things.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
-
-pub(crate) const PAGE: usize = 4096;
 
 pub(crate) fn deadline() -> Instant {
     Instant::now() + LONG
@@ -204,7 +203,7 @@ impl Handler for Recorder {
                     frames.push(Kind::Space, *kind, *pages_id, *id, &[])
                 }
                 Event::Pages(index, flags, bytes) => {
-                    let pages = u32::try_from(bytes.len() / PAGE).unwrap();
+                    let pages = u32::try_from(bytes.len() / PAGE_SIZE).unwrap();
                     frames.push(Kind::Pages, *flags, pages, *index, bytes)
                 }
                 Event::Zero(index, flags, pages) => {
@@ -365,7 +364,7 @@ pub(crate) fn content(seed: u64, runs: usize) -> Vec<Event> {
         for _ in 0..runs / 2 {
             let pages = 1 + random.below(64);
             let count = u32::try_from(pages).unwrap();
-            let bytes = usize::try_from(pages).unwrap() * PAGE;
+            let bytes = usize::try_from(pages).unwrap() * PAGE_SIZE;
             let flags = u16::try_from(random.below(4)).unwrap();
             events.push(match random.below(6) {
                 0 => Event::Zero(index, flags, count * 100),

@@ -181,7 +181,7 @@ fn told(
             Some(last) => {
                 let memory = Memory {
                     resident: Some(Bytes::new(last.memory_bytes)),
-                    dirty_pages: None,
+                    dirty: None,
                 };
                 api.source.predict(name, "", dump, &memory)
             }

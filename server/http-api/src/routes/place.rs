@@ -168,7 +168,7 @@ fn size(asked: &Asked<'_>, placement: &Placement<'_>) -> figure::Figure<Bytes> {
     let then = last.map(|checkpoint| Bytes::new(checkpoint.memory_bytes));
     let memory = Memory {
         resident: placement.resident_bytes.map(tasks::bytes).or(then),
-        dirty_pages: None,
+        dirty: None,
     };
     if memory.resident.is_none() {
         return Missing::NotGiven { what: What::Memory }.into();

@@ -399,7 +399,7 @@ impl Costs {
                 kind: kind_of_dump,
                 memory: Memory {
                     resident: Some(memory),
-                    dirty_pages: None,
+                    dirty: None,
                 },
                 moved: memory,
                 stored: Bytes::new(record.added_bytes),

@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 fn memory(mib: u64) -> Memory {
     Memory {
         resident: Some(Bytes::mib(mib)),
-        dirty_pages: None,
+        dirty: None,
     }
 }
 

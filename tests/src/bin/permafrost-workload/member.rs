@@ -64,8 +64,7 @@ impl Members {
             }
             members.push(member);
         }
-        let pages_each =
-            u64::try_from(memory_bytes(options) / permafrost_tests::contents::PAGE_BYTES)?;
+        let pages_each = u64::try_from(memory_bytes(options) / permafrost_protocol::PAGE_SIZE)?;
         Ok(Self {
             members,
             pages_each,

@@ -1,6 +1,7 @@
 //! Private memory, and the checksum kept beside it.
 
-use permafrost_tests::contents::{Contents, PAGE_BYTES, fill, page_checksum};
+use permafrost_protocol::PAGE_SIZE;
+use permafrost_tests::contents::{Contents, fill, page_checksum};
 
 /// Filled memory: one anonymous mapping, page-aligned so that each of its pages is one page of contents.
 pub(crate) struct Memory {
@@ -26,9 +27,9 @@ pub(crate) struct Found {
 
 impl Memory {
     pub(crate) fn filled(size_bytes: usize, contents: Contents, seed: u64) -> Self {
-        let pages = size_bytes / PAGE_BYTES;
-        let bytes = vec![0; (pages + 1) * PAGE_BYTES];
-        let start = bytes.as_ptr().align_offset(PAGE_BYTES);
+        let pages = size_bytes / PAGE_SIZE;
+        let bytes = vec![0; (pages + 1) * PAGE_SIZE];
+        let start = bytes.as_ptr().align_offset(PAGE_SIZE);
         let mut memory = Self {
             bytes,
             start,
@@ -78,7 +79,7 @@ impl Memory {
             checksum: 0,
         };
         for (index, &generation) in self.generations.iter().enumerate() {
-            let page = &self.bytes[self.start + index * PAGE_BYTES..][..PAGE_BYTES];
+            let page = &self.bytes[self.start + index * PAGE_SIZE..][..PAGE_SIZE];
             found.checksum ^= page_checksum(as_u64(index), page);
             if *page != self.expected(index, generation).0 {
                 found.bad_pages += 1;
@@ -89,12 +90,12 @@ impl Memory {
 
     fn write(&mut self, index: usize) {
         let (page, checksum) = self.expected(index, self.generations[index]);
-        self.bytes[self.start + index * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(&page);
+        self.bytes[self.start + index * PAGE_SIZE..][..PAGE_SIZE].copy_from_slice(&page);
         self.checksum ^= checksum;
     }
 
-    fn expected(&self, index: usize, generation: u32) -> ([u8; PAGE_BYTES], u64) {
-        let mut page = [0; PAGE_BYTES];
+    fn expected(&self, index: usize, generation: u32) -> ([u8; PAGE_SIZE], u64) {
+        let mut page = [0; PAGE_SIZE];
         fill(
             self.contents,
             self.seed,

@@ -5,7 +5,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd as _};
 
 use anyhow::{Context, Result, anyhow};
-use permafrost_tests::contents::{Contents, PAGE_BYTES, fill};
+use permafrost_protocol::PAGE_SIZE;
+use permafrost_tests::contents::{Contents, fill};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes as _, FileOffset, VolatileMemory as _};
 
@@ -52,7 +53,7 @@ impl Shared {
             file,
             region,
             seed,
-            pages: u64::try_from(size_bytes / PAGE_BYTES)?,
+            pages: u64::try_from(size_bytes / PAGE_SIZE)?,
             generation: 0,
         })
     }
@@ -79,7 +80,7 @@ impl Shared {
     pub(crate) fn verify(&self) -> Result<u64> {
         let mut bad = 0;
         for index in 1..self.pages {
-            let mut page = [0; PAGE_BYTES];
+            let mut page = [0; PAGE_SIZE];
             self.slice_at(index)
                 .and_then(|at| Ok(self.region.as_volatile_slice().read_slice(&mut page, at)?))?;
             let generation = u32::from_le_bytes([page[0], page[1], page[2], page[3]]);
@@ -113,8 +114,8 @@ impl Shared {
             .context("write shared memory")
     }
 
-    fn expected(&self, index: u64, generation: u32) -> [u8; PAGE_BYTES] {
-        let mut page = [0; PAGE_BYTES];
+    fn expected(&self, index: u64, generation: u32) -> [u8; PAGE_SIZE] {
+        let mut page = [0; PAGE_SIZE];
         fill(Contents::Random, !self.seed, index, generation, &mut page);
         page[..4].copy_from_slice(&generation.to_le_bytes());
         page
@@ -123,7 +124,7 @@ impl Shared {
     fn slice_at(&self, index: u64) -> Result<usize> {
         usize::try_from(index)
             .ok()
-            .and_then(|index| index.checked_mul(PAGE_BYTES))
+            .and_then(|index| index.checked_mul(PAGE_SIZE))
             .context("an index past the address space")
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use permafrost_protocol::PAGE_SIZE;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::request;
 use permafrost_store::{Object, StoreError};
@@ -10,10 +11,8 @@ use permafrost_transport::peer::FetchReader;
 use super::{MAX_SOURCES, OPENING, Puller};
 use crate::error::CopyingError;
 
-const PAGE_BYTES: usize = permafrost_pmem::PAGE_SIZE;
-
 /// Pages with their indices.
-type Pages = Vec<(u64, Box<[u8; PAGE_BYTES]>)>;
+type Pages = Vec<(u64, Box<[u8; PAGE_SIZE]>)>;
 
 impl Puller {
     /// Fetches pages of an object from the first of the `holders` that gives all of them, and whose pages `take`
@@ -27,7 +26,7 @@ impl Puller {
         holders: &mut Vec<String>,
         object: &Object,
         wanted: &[u64],
-        take: impl Fn(&[(u64, Box<[u8; PAGE_BYTES]>)]) -> Result<T, String>,
+        take: impl Fn(&[(u64, Box<[u8; PAGE_SIZE]>)]) -> Result<T, String>,
     ) -> Result<T, StoreError> {
         let mut said = Vec::new();
         holders.retain(|node| *node != self.node);
@@ -75,7 +74,7 @@ impl Puller {
             let frame = frame.map_err(|error| error.to_string())?;
             match frame.header.kind {
                 Kind::Pages => {
-                    let whole = frame.payload.chunks_exact(PAGE_BYTES);
+                    let whole = frame.payload.chunks_exact(PAGE_SIZE);
                     for (bytes, index) in whole.zip(frame.header.index..) {
                         keep(&mut pages, wanted, index, 0, bytes);
                     }
@@ -83,8 +82,8 @@ impl Puller {
                 Kind::ImageData => {
                     let mut bytes = &frame.payload[..];
                     while !bytes.is_empty() {
-                        let (index, at) = (offset / PAGE_BYTES, offset % PAGE_BYTES);
-                        let (now, rest) = bytes.split_at(bytes.len().min(PAGE_BYTES - at));
+                        let (index, at) = (offset / PAGE_SIZE, offset % PAGE_SIZE);
+                        let (now, rest) = bytes.split_at(bytes.len().min(PAGE_SIZE - at));
                         keep(&mut pages, wanted, index as u64, at, now);
                         offset += now.len();
                         bytes = rest;
@@ -110,7 +109,7 @@ fn keep(pages: &mut Pages, wanted: &[u64], index: u64, at: usize, bytes: &[u8]) 
         return;
     }
     if pages.last().is_none_or(|(last, _)| *last != index) {
-        pages.push((index, Box::new([0; PAGE_BYTES])));
+        pages.push((index, Box::new([0; PAGE_SIZE])));
     }
     if let Some((_, page)) = pages.last_mut() {
         page[at..at + bytes.len()].copy_from_slice(bytes);
