@@ -11,10 +11,9 @@ use std::time::Duration;
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use permafrost_criu::frontend::{self, Bounded, ConversationEnd, PageSink, SinkError};
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::pageserver::client::Encoder;
-use permafrost_protocol::pageserver::{
-    Answer, Dialect, PAGE_BYTES, PE_PRESENT, PageServer, SpaceId, Want,
-};
+use permafrost_protocol::pageserver::{Answer, Dialect, PE_PRESENT, PageServer, SpaceId, Want};
 
 /// Frames a conversation with the core.
 const FRAMES: u32 = 10_000;

@@ -1,7 +1,8 @@
 //! Cost model of suspending, resuming, killing and waiting, and the algorithms that decide by the costs.
 //!
-//! Pure functions and state machines over plain data: no clock, no socket, no file, no other crate of Permafrost. The
-//! caller passes the time in as a [`Moment`](quantity::Moment), and numbers nodes and tasks.
+//! Pure functions and state machines over plain data: no clock, no socket, no file. The caller passes the time in
+//! as a [`Moment`](quantity::Moment), and numbers nodes and tasks. Quantities, classes and words that requests name are
+//! the types of the HTTP API, so that nothing is converted, and checked once.
 //!
 //! Paper numbers in the docs: 000 is Li et al., Middleware '15; 001 OS-assisted preemption; 004 BIG-C.
 #![forbid(unsafe_code)]
@@ -12,12 +13,12 @@ pub mod estimator;
 pub mod figure;
 pub mod place;
 pub mod preempt;
-pub mod quantity;
 pub mod queue;
 pub mod resume;
 pub mod sensitivity;
 pub mod size;
 
+pub use permafrost_api_types::quantity;
 use serde::{Deserialize, Serialize};
 
 /// A node, numbered by the caller.

@@ -314,7 +314,7 @@ fn one_way(
             quantity::BytesPerSecond::new(value).map_err(|error| wrong(&error))
         };
         rates.push(StartRate {
-            size_bytes: quantity::Bytes::new(*bytes).map_err(|error| wrong(&error))?,
+            size_bytes: quantity::Bytes::try_from(*bytes).map_err(|error| wrong(&error))?,
             p50_bytes_per_s: rate(*median_s)?,
             p95_bytes_per_s: Some(rate(longest_s)?),
         });
@@ -345,7 +345,7 @@ fn human_report(report: &Report) -> String {
     let figures = &report.figures;
     for (write, read) in figures.write.iter().zip(&figures.read) {
         table.row([
-            human::bytes(write.size_bytes.value()),
+            human::bytes(write.size_bytes.count()),
             rate(Some(write.p50_bytes_per_s)),
             rate(write.p95_bytes_per_s),
             rate(Some(read.p50_bytes_per_s)),

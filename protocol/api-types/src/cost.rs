@@ -1,5 +1,7 @@
 //! Costs of preempting and resuming, and the mechanisms for preempting.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -37,7 +39,20 @@ impl Mechanism {
 }
 
 /// Place where a dump has to be stored before the task may be stopped.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    ToSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Copies {
     /// Stored on the task's node.
@@ -151,4 +166,59 @@ pub enum Part {
     PageIn,
     /// Pages that the task waits for while it runs.
     Faults,
+}
+
+impl Part {
+    /// All parts, in the order in which they happen.
+    pub const ALL: [Self; 15] = [
+        Self::WriteQueue,
+        Self::DumpStart,
+        Self::PreCopy,
+        Self::Write,
+        Self::Replicate,
+        Self::PageOut,
+        Self::Wait,
+        Self::LostWork,
+        Self::Start,
+        Self::ReadQueue,
+        Self::RestoreStart,
+        Self::Transfer,
+        Self::Read,
+        Self::PageIn,
+        Self::Faults,
+    ];
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::WriteQueue => "queue of dumps",
+            Self::DumpStart => "start of the dump",
+            Self::PreCopy => "copy while running",
+            Self::Write => "write",
+            Self::Replicate => "wait for the other copy",
+            Self::PageOut => "page out",
+            Self::Wait => "wait for the end",
+            Self::LostWork => "lost work",
+            Self::Start => "start-up",
+            Self::ReadQueue => "queue of restores",
+            Self::RestoreStart => "start of the restore",
+            Self::Transfer => "transfer",
+            Self::Read => "read",
+            Self::PageIn => "page in",
+            Self::Faults => "page faults",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_stand_at_their_own_places() {
+        for (index, part) in Part::ALL.into_iter().enumerate() {
+            assert_eq!(part as usize, index);
+        }
+    }
 }

@@ -87,7 +87,20 @@ pub enum NodeState {
 }
 
 /// Class of a node: determines whether its copies outlast the machine.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    ToSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeClass {
     /// Copies count towards durability.
@@ -95,6 +108,17 @@ pub enum NodeClass {
     Reserved,
     /// The node may be taken away at any time.
     Transient,
+}
+
+impl NodeClass {
+    /// Returns the class as people and JSON write it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Reserved => "reserved",
+            Self::Transient => "transient",
+        }
+    }
 }
 
 /// A medium of a node.

@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use super::batch::{self, MOST};
 use super::cost::{By, Copies, Cost, Mechanism, ReplyDetail};
-use super::quantity::{Seconds, Weight};
+use super::quantity::{Ratio, Seconds};
 use super::task::{Resources, Swap, Task};
 use super::text::Text;
 
@@ -31,7 +31,7 @@ pub struct Preempt<'a> {
     /// Weight of a second of delay for the preempting party, in seconds of the victim's. 0, the default: only the
     /// victim's loss is compared.
     #[serde(default)]
-    pub delay_weight: Weight,
+    pub delay_weight: Ratio,
     /// Longest delay that is allowed at the 95th percentile, seconds: a grace time. Any if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_delay_s: Option<Seconds>,

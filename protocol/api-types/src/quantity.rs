@@ -1,16 +1,19 @@
-//! Numbers of requests: checked when they are made, and when they are read.
+//! Bytes, rates, times and ratios that cannot be negative, NaN or infinite: those of requests, and those that the
+//! formulas of `scheduling` compute with.
+//!
+//! They are checked when they are made and when they are read from JSON, and every operation stays inside the type: sums
+//! stop at the largest value, a rate is never zero, so that a division by it cannot fail.
 
-use std::borrow::Cow;
+mod json;
+
+use std::cmp::Ordering;
 use std::fmt;
-use std::marker::PhantomData;
 
-use serde::de::{self, Deserializer, Unexpected, Visitor};
 use serde::{Deserialize, Serialize};
-use utoipa::openapi::{ObjectBuilder, RefOr, Schema, schema::Type};
-use utoipa::{PartialSchema, ToSchema};
+use thiserror::Error;
 
 /// A number that is out of its range.
-#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[error("{value} is no {what}")]
 pub struct OutOfRange {
     /// The number that was given.
@@ -19,271 +22,487 @@ pub struct OutOfRange {
     pub what: &'static str,
 }
 
-/// A number of bytes: 0 to 2^60, a million terabytes.
+/// Returns the nearest value in range; the least for a NaN, which `clamp` would pass on.
+#[inline]
+fn within(value: f64, least: f64, most: f64) -> f64 {
+    if value >= most {
+        most
+    } else if value > least {
+        value
+    } else {
+        least
+    }
+}
+
+/// Returns the least integer that is not below `value`; a value out of range becomes the nearest in range.
+fn to_u64(value: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a cast of a float saturates, and NaN becomes 0"
+    )]
+    let whole = value.ceil() as u64;
+    whole
+}
+
+/// A number of bytes. JSON has at most [`MAX`](Self::MAX); sums may be larger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Bytes(u64);
+
+impl Bytes {
+    /// Size of zero bytes.
+    pub const ZERO: Self = Self(0);
+    /// Largest number that is read, a million terabytes.
+    pub const MAX: Self = Self(1 << 60);
+
+    /// Makes a number of `count` bytes.
+    #[inline]
+    #[must_use]
+    pub const fn new(count: u64) -> Self {
+        Self(count)
+    }
+
+    /// Makes a number of `count` MiB; stops at the largest number.
+    #[inline]
+    #[must_use]
+    pub const fn mib(count: u64) -> Self {
+        Self(count.saturating_mul(1 << 20))
+    }
+
+    /// Returns the number of bytes.
+    #[inline]
+    #[must_use]
+    pub const fn count(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the sum, at most the largest number.
+    #[inline]
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+
+    /// Returns the difference, at least 0.
+    #[inline]
+    #[must_use]
+    pub const fn less(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+
+    /// Returns this number times `ratio`, rounded up.
+    #[inline]
+    #[must_use]
+    pub fn times(self, ratio: Ratio) -> Self {
+        Self(to_u64(self.0 as f64 * ratio.0))
+    }
+
+    /// Returns the time that these bytes take at `rate`, at most [`Seconds::MAX`].
+    #[inline]
+    #[must_use]
+    pub fn at(self, rate: BytesPerSecond) -> Seconds {
+        Seconds::clamped(self.0 as f64 / rate.0)
+    }
+}
 
 /// Things that are counted, such as pages or thousandths of a processor: 0 to 2^50.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Count(u64);
 
-/// A time in seconds: 0 to 10^12, which is 30,000 years.
-#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize)]
-#[serde(transparent)]
-pub struct Seconds(f64);
+impl Count {
+    /// Largest count.
+    pub const MAX: Self = Self(1 << 50);
 
-/// A rate in bytes a second: 1 to 10^15. What does not move at all has no rate.
+    /// Returns the number.
+    #[inline]
+    #[must_use]
+    pub const fn value(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for Bytes {
+    /// Writes the number in decimal units: `5.0 GB`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        decimal(f, self.0 as f64)
+    }
+}
+
+fn decimal(f: &mut fmt::Formatter<'_>, value: f64) -> fmt::Result {
+    for (unit, size) in [("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)] {
+        if value >= size {
+            return tenths(f, value / size, unit);
+        }
+    }
+    write!(f, "{value:.0} B")
+}
+
+/// Writes the text of `{value:.1} {unit}` several times as fast: a batch's replies have thousands of such numbers.
+fn tenths(f: &mut fmt::Formatter<'_>, value: f64, unit: &str) -> fmt::Result {
+    /// Number of bits of a fraction that are evaluated.
+    const BITS: u32 = 58;
+    const FACTOR: f64 = (1_u64 << BITS) as f64;
+    // Above there are no tenths.
+    if !(0.0..1e15).contains(&value) {
+        return write!(f, "{value:.1} {unit}");
+    }
+    let whole = value.trunc();
+    // Nothing is rounded: a float's fraction has no more bits than the float, and a power of two does but move them.
+    // Bits are cut off only below 1/32, which is 0.0 with them and without.
+    let fraction = cut((value - whole) * FACTOR) * 10;
+    let (tenth, rest) = (fraction >> BITS, fraction & ((1 << BITS) - 1));
+    // To the nearest; of two that are as near to the even one.
+    let up = match rest.cmp(&(1 << (BITS - 1))) {
+        Ordering::Less => 0,
+        Ordering::Equal => tenth & 1,
+        Ordering::Greater => 1,
+    };
+    let all = cut(whole) * 10 + tenth + up;
+    let (whole, tenth) = (all / 10, all % 10);
+    write!(f, "{whole}.{tenth} {unit}")
+}
+
+/// Returns the integer part of a float; a value out of range becomes the nearest in range.
+fn cut(value: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a cast of a float saturates, and NaN becomes 0"
+    )]
+    let whole = value as u64;
+    whole
+}
+
+/// A rate, bytes a second: at least 1, at most 10^15, so that anything can be divided by it.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize)]
 #[serde(transparent)]
 pub struct BytesPerSecond(f64);
 
-/// A factor: 0 to 10^6.
+impl BytesPerSecond {
+    /// The slowest rate there is.
+    pub const MIN: Self = Self(1.0);
+    /// Fastest rate: a thousand times the bandwidth of a machine's memory.
+    pub const MAX: Self = Self(1e15);
+
+    /// Makes a rate of `value` bytes a second.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] unless it is finite and between [`MIN`](Self::MIN) and [`MAX`](Self::MAX).
+    pub fn new(value: f64) -> Result<Self, OutOfRange> {
+        Self::try_from(value)
+    }
+
+    /// Returns the rate at which `bytes` were moved in `elapsed`.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] if that is no rate: nothing was moved, or it took no time.
+    pub fn measured(bytes: Bytes, elapsed: Seconds) -> Result<Self, OutOfRange> {
+        Self::new(bytes.0 as f64 / elapsed.0)
+    }
+
+    /// Bytes a second.
+    #[inline]
+    #[must_use]
+    pub const fn value(self) -> f64 {
+        self.0
+    }
+
+    /// Returns the slower of two rates.
+    #[inline]
+    #[must_use]
+    pub fn slower(self, other: Self) -> Self {
+        Self(self.0.min(other.0))
+    }
+
+    /// Returns the faster of two rates.
+    #[inline]
+    #[must_use]
+    pub fn faster(self, other: Self) -> Self {
+        Self(self.0.max(other.0))
+    }
+
+    /// Makes the nearest number in range; the least for NaN.
+    #[inline]
+    #[must_use]
+    pub fn clamped(value: f64) -> Self {
+        Self(within(value, Self::MIN.0, Self::MAX.0))
+    }
+}
+
+impl fmt::Display for BytesPerSecond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        decimal(f, self.0)?;
+        f.write_str("/s")
+    }
+}
+
+/// A length of time, seconds: from 0 to 10^12, which is 30,000 years.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Seconds(f64);
+
+impl Seconds {
+    /// A duration of 0 seconds.
+    pub const ZERO: Self = Self(0.0);
+    /// The longest time; sums and quotients that would be longer are this.
+    pub const MAX: Self = Self(1e12);
+    /// A duration of 30 seconds.
+    pub const HALF_A_MINUTE: Self = Self(30.0);
+    /// A duration of 60 seconds.
+    pub const MINUTE: Self = Self(60.0);
+    /// A duration of 24 hours.
+    pub const ONE_DAY: Self = Self(86_400.0);
+
+    /// Makes a duration of `value` seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] unless it is finite and between 0 and [`MAX`](Self::MAX).
+    pub fn new(value: f64) -> Result<Self, OutOfRange> {
+        Self::try_from(value)
+    }
+
+    /// Makes a duration of `millis` milliseconds.
+    #[inline]
+    #[must_use]
+    pub fn from_millis(millis: u64) -> Self {
+        Self::clamped(millis as f64 / 1e3)
+    }
+
+    /// Returns the duration in seconds.
+    #[inline]
+    #[must_use]
+    pub const fn value(self) -> f64 {
+        self.0
+    }
+
+    /// Returns the sum, at most [`MAX`](Self::MAX).
+    #[inline]
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self::clamped(self.0 + other.0)
+    }
+
+    /// Returns the difference, at least 0.
+    #[inline]
+    #[must_use]
+    pub fn less(self, other: Self) -> Self {
+        Self::clamped(self.0 - other.0)
+    }
+
+    /// Returns this duration times `ratio`.
+    #[inline]
+    #[must_use]
+    pub fn times(self, ratio: Ratio) -> Self {
+        Self::clamped(self.0 * ratio.0)
+    }
+
+    /// Makes the nearest number in range; the least for NaN.
+    #[inline]
+    #[must_use]
+    pub fn clamped(value: f64) -> Self {
+        Self(within(value, 0.0, Self::MAX.0))
+    }
+}
+
+impl Eq for Seconds {}
+
+impl Ord for Seconds {
+    #[inline]
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl PartialOrd for Seconds {
+    #[inline]
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl std::iter::Sum for Seconds {
+    fn sum<I: Iterator<Item = Self>>(times: I) -> Self {
+        times.fold(Self::ZERO, Self::plus)
+    }
+}
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0.0 => f.write_str("0 s"),
+            t if t < 1.0 => tenths(f, t * 1e3, "ms"),
+            t => tenths(f, t, "s"),
+        }
+    }
+}
+
+/// A factor: from 0 to 10^6.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize)]
 #[serde(transparent)]
-pub struct Weight(f64);
+pub struct Ratio(f64);
 
-/// Number with a range, converted from a JSON number.
-trait Number: Sized {
-    const WHAT: &'static str;
+impl Ratio {
+    /// Factor of 0.
+    pub const ZERO: Self = Self(0.0);
+    /// Factor of 1.
+    pub const ONE: Self = Self(1.0);
+    /// The largest factor.
+    pub const MAX: Self = Self(1e6);
 
-    /// Converts an integer; `None` if it is out of range.
-    fn of_integer(value: u64) -> Option<Self>;
-
-    /// Converts a float; `None` if it is out of range, or has a fraction where there is none.
-    fn of_float(value: f64) -> Option<Self>;
-}
-
-/// Integers up to 2^53 are exact as floats: `5e9` is as good as `5000000000`.
-fn whole(value: f64) -> Option<u64> {
-    let exact = value.fract() == 0.0 && (0.0..=9_007_199_254_740_992.0).contains(&value);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "checked: it is whole, and in range"
-    )]
-    exact.then_some(value as u64)
-}
-
-macro_rules! integer {
-    ($name:ident, $most:expr, $what:literal) => {
-        impl $name {
-            /// Largest value of the type.
-            pub const MAX: Self = Self($most);
-
-            /// Makes the number `value`.
-            ///
-            /// # Errors
-            /// [`OutOfRange`] above [`MAX`](Self::MAX).
-            pub fn new(value: u64) -> Result<Self, OutOfRange> {
-                Self::of_integer(value).ok_or(OutOfRange {
-                    value: value as f64,
-                    what: Self::WHAT,
-                })
-            }
-
-            /// Returns the number.
-            #[must_use]
-            pub const fn value(self) -> u64 {
-                self.0
-            }
-        }
-
-        impl Number for $name {
-            const WHAT: &'static str = $what;
-
-            fn of_integer(value: u64) -> Option<Self> {
-                (value <= Self::MAX.0).then_some(Self(value))
-            }
-
-            fn of_float(value: f64) -> Option<Self> {
-                whole(value).and_then(Self::of_integer)
-            }
-        }
-
-        impl TryFrom<u64> for $name {
-            type Error = OutOfRange;
-
-            fn try_from(value: u64) -> Result<Self, OutOfRange> {
-                Self::new(value)
-            }
-        }
-
-        described!($name, Type::Integer, 0.0, $most as f64);
-    };
-}
-
-macro_rules! float {
-    ($name:ident, $least:expr, $most:expr, $what:literal) => {
-        impl $name {
-            /// Least value of the type.
-            pub const MIN: Self = Self($least);
-            /// Largest value of the type.
-            pub const MAX: Self = Self($most);
-
-            /// Makes the number `value`.
-            ///
-            /// # Errors
-            /// [`OutOfRange`] unless it is between [`MIN`](Self::MIN) and [`MAX`](Self::MAX); NaN is not.
-            pub fn new(value: f64) -> Result<Self, OutOfRange> {
-                Self::of_float(value).ok_or(OutOfRange {
-                    value,
-                    what: Self::WHAT,
-                })
-            }
-
-            /// Returns the number.
-            #[must_use]
-            pub const fn value(self) -> f64 {
-                self.0
-            }
-        }
-
-        impl Number for $name {
-            const WHAT: &'static str = $what;
-
-            fn of_integer(value: u64) -> Option<Self> {
-                Self::of_float(value as f64)
-            }
-
-            fn of_float(value: f64) -> Option<Self> {
-                // Adding zero makes minus zero zero.
-                (Self::MIN.0..=Self::MAX.0)
-                    .contains(&value)
-                    .then_some(Self(value + 0.0))
-            }
-        }
-
-        impl TryFrom<f64> for $name {
-            type Error = OutOfRange;
-
-            fn try_from(value: f64) -> Result<Self, OutOfRange> {
-                Self::new(value)
-            }
-        }
-
-        described!($name, Type::Number, $least, $most);
-    };
-}
-
-/// Implements a number's JSON, and the schema of the JSON.
-macro_rules! described {
-    ($name:ident, $type:expr, $least:expr, $most:expr) => {
-        impl PartialSchema for $name {
-            fn schema() -> RefOr<Schema> {
-                ObjectBuilder::new()
-                    .schema_type($type)
-                    .minimum(Some($least))
-                    .maximum(Some($most))
-                    .description(Some(Self::WHAT))
-                    .into()
-            }
-        }
-
-        impl ToSchema for $name {
-            fn name() -> Cow<'static, str> {
-                Cow::Borrowed(stringify!($name))
-            }
-        }
-
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_any(Reading(PhantomData))
-            }
-        }
-    };
-}
-
-struct Reading<T>(PhantomData<T>);
-
-impl<T: Number> Visitor<'_> for Reading<T> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(T::WHAT)
+    /// Makes the factor `value`.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] unless it is finite and between 0 and [`MAX`](Self::MAX).
+    pub fn new(value: f64) -> Result<Self, OutOfRange> {
+        Self::try_from(value)
     }
 
-    fn visit_u64<E: de::Error>(self, value: u64) -> Result<T, E> {
-        T::of_integer(value).ok_or_else(|| E::invalid_value(Unexpected::Unsigned(value), &self))
+    /// Returns the ratio of `part` to `whole`.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] if the whole is nothing, or the part more than 10^6 times the whole.
+    pub fn of(part: Bytes, whole: Bytes) -> Result<Self, OutOfRange> {
+        Self::new(part.0 as f64 / whole.0 as f64)
     }
 
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<T, E> {
-        let number = u64::try_from(value).ok().and_then(T::of_integer);
-        number.ok_or_else(|| E::invalid_value(Unexpected::Signed(value), &self))
+    /// Returns the factor.
+    #[inline]
+    #[must_use]
+    pub const fn value(self) -> f64 {
+        self.0
     }
 
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<T, E> {
-        T::of_float(value).ok_or_else(|| E::invalid_value(Unexpected::Float(value), &self))
+    /// Makes the nearest number in range; the least for NaN.
+    #[inline]
+    #[must_use]
+    pub fn clamped(value: f64) -> Self {
+        Self(within(value, 0.0, Self::MAX.0))
     }
 }
 
-integer!(Bytes, 1_u64 << 60, "number of bytes from 0 to 2^60");
-integer!(Count, 1_u64 << 50, "whole number from 0 to 2^50");
-float!(Seconds, 0.0, 1e12, "time in seconds from 0 to 1e12");
-float!(
-    BytesPerSecond,
-    1.0,
-    1e15,
-    "rate in bytes a second from 1 to 1e15"
-);
-float!(Weight, 0.0, 1e6, "factor from 0 to 1e6");
+/// Timestamp on the caller's monotonic clock, microseconds since an origin that the caller chooses.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Moment(u64);
+
+impl Moment {
+    /// Makes the timestamp `micros` microseconds after the origin.
+    #[inline]
+    #[must_use]
+    pub const fn from_micros(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    /// Microseconds since the beginning.
+    #[inline]
+    #[must_use]
+    pub const fn micros(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the timestamp `time` later; the last timestamp there is if the result lies behind it.
+    #[inline]
+    #[must_use]
+    pub fn after(self, time: Seconds) -> Self {
+        Self(self.0.saturating_add(to_u64(time.0 * 1e6)))
+    }
+
+    /// Returns the timestamp `time` earlier; the origin if the result lies before it.
+    #[inline]
+    #[must_use]
+    pub fn before(self, time: Seconds) -> Self {
+        Self(self.0.saturating_sub(to_u64(time.0 * 1e6)))
+    }
+
+    /// Returns the time since `earlier`; 0 if that is later.
+    #[inline]
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Seconds {
+        Seconds::clamped(self.0.saturating_sub(earlier.0) as f64 / 1e6)
+    }
+}
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
-    fn refused<T: for<'de> Deserialize<'de> + fmt::Debug>(json: &str) -> String {
-        serde_json::from_str::<T>(json).unwrap_err().to_string()
-    }
-
     #[test]
-    fn integers_may_be_written_as_floats_but_have_no_fraction() {
-        for json in ["5000000000", "5e9", "5000000000.0"] {
-            assert_eq!(
-                serde_json::from_str::<Bytes>(json).unwrap().value(),
-                5_000_000_000
-            );
-        }
-        assert!(refused::<Bytes>("1.5").starts_with(
-            "invalid value: floating point `1.5`, expected number of bytes from 0 to 2^60"
-        ));
-    }
-
-    #[test]
-    fn what_is_negative_or_too_large_is_refused_with_the_range() {
-        assert!(refused::<Bytes>("-1").starts_with("invalid value: integer `-1`, expected number"));
-        assert!(refused::<Bytes>("1152921504606846977").contains("from 0 to 2^60"));
-        assert!(refused::<Bytes>("1e300").contains("from 0 to 2^60"));
-        assert!(refused::<Count>("18446744073709551616").contains("from 0 to 2^50"));
-        assert!(refused::<Seconds>("-0.1").contains("from 0 to 1e12"));
-        assert!(refused::<Seconds>("1e13").contains("from 0 to 1e12"));
-        assert!(refused::<BytesPerSecond>("0").contains("from 1 to 1e15"));
-        assert!(refused::<Weight>("1000001").contains("from 0 to 1e6"));
-        assert!(refused::<Seconds>("1e999").contains("number out of range"));
-        assert!(refused::<Seconds>("\"5\"").contains("invalid type: string"));
-    }
-
-    #[test]
-    fn what_is_no_number_cannot_be_made() {
-        for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1e-9] {
+    fn what_is_no_quantity_is_refused() {
+        for bad in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
             assert!(Seconds::new(bad).is_err(), "{bad}");
             assert!(BytesPerSecond::new(bad).is_err(), "{bad}");
-            assert!(Weight::new(bad).is_err(), "{bad}");
+            assert!(Ratio::new(bad).is_err(), "{bad}");
         }
-        assert!(Bytes::new(u64::MAX).is_err());
-        assert!(Seconds::new(-0.0).unwrap().value().is_sign_positive());
+        assert!(BytesPerSecond::new(0.0).is_err());
+        assert!(BytesPerSecond::measured(Bytes::ZERO, Seconds::ZERO).is_err());
+        assert!(BytesPerSecond::measured(Bytes::new(1), Seconds::ZERO).is_err());
+        assert!(Ratio::of(Bytes::new(1), Bytes::ZERO).is_err());
+        assert!(Ratio::of(Bytes::ZERO, Bytes::ZERO).is_err());
     }
 
     #[test]
-    fn they_are_written_as_plain_numbers() {
+    fn sums_and_quotients_stop_at_the_largest() {
+        let most = Bytes::new(u64::MAX);
+        assert_eq!(most.plus(most), most);
+        assert_eq!(most.at(BytesPerSecond::MIN), Seconds::MAX);
+        assert_eq!(Seconds::MAX.plus(Seconds::MAX), Seconds::MAX);
+        assert_eq!(most.times(Ratio::MAX), most);
         assert_eq!(
-            serde_json::to_string(&Bytes::MAX).unwrap(),
-            "1152921504606846976"
+            Moment::from_micros(u64::MAX).after(Seconds::MAX),
+            Moment::from_micros(u64::MAX)
         );
         assert_eq!(
-            serde_json::to_string(&Seconds::new(0.5).unwrap()).unwrap(),
-            "0.5"
+            Moment::from_micros(1).since(Moment::from_micros(9)),
+            Seconds::ZERO
         );
+    }
+
+    #[test]
+    fn minus_zero_is_zero() {
+        assert_eq!(
+            Seconds::new(-0.0).unwrap().cmp(&Seconds::ZERO),
+            Ordering::Equal
+        );
+    }
+
+    #[test]
+    fn five_gigabytes_at_half_a_gigabyte_a_second_take_ten_seconds() {
+        let rate = BytesPerSecond::new(5e8).unwrap();
+        assert_eq!(Bytes::new(5_000_000_000).at(rate).value(), 10.0);
+        assert_eq!(Bytes::new(5_000_000_000).to_string(), "5.0 GB");
+        assert_eq!(rate.to_string(), "500.0 MB/s");
+    }
+
+    proptest! {
+        /// Compares the text for all floats that a quantity may have, and for those between two tenths or next to
+        /// that.
+        #[test]
+        fn tenths_are_those_of_the_standard_library(
+            bits in 0..1e15_f64.to_bits(),
+            near in 0_u64..100_000,
+            off in -2_i64..=2,
+        ) {
+            struct Tenths(f64);
+            impl fmt::Display for Tenths {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    tenths(f, self.0, "x")
+                }
+            }
+            let between = (near as f64 / 20.0).to_bits().saturating_add_signed(off);
+            for value in [f64::from_bits(bits), f64::from_bits(between), near as f64 / 32.0] {
+                prop_assert_eq!(Tenths(value).to_string(), format!("{value:.1} x"));
+            }
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! `POST /v1/reserve`, `DELETE /v1/reserve/{token}`: a place in a queue, for later.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -57,6 +59,15 @@ impl Priority {
     /// Highest priority there is.
     pub const MAX: Self = Self(11);
 
+    /// Makes the priority `level`, at most the highest.
+    #[must_use]
+    pub const fn new(level: u8) -> Self {
+        if level > Self::MAX.0 {
+            return Self::MAX;
+        }
+        Self(level)
+    }
+
     /// Returns the priority as a number.
     #[must_use]
     pub const fn level(self) -> u8 {
@@ -85,6 +96,41 @@ pub enum Direction {
     Write,
     /// Out of the medium: restores.
     Read,
+}
+
+impl Direction {
+    /// Both directions, in the order in which they are listed.
+    pub const ALL: [Self; 2] = [Self::Write, Self::Read];
+
+    /// Returns `write` or `read`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::Read => "read",
+        }
+    }
+
+    /// Returns the direction with that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| known.name() == name)
+    }
+
+    /// Returns the plural name of the transfers, `dumps` or `restores`.
+    #[must_use]
+    pub const fn many(self) -> &'static str {
+        match self {
+            Self::Write => "dumps",
+            Self::Read => "restores",
+        }
+    }
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// A place that was reserved.

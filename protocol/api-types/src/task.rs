@@ -116,7 +116,7 @@ mod tests {
             serde_json::from_str(r#"{"id":"a","node":"n","resident_bytes":5e9}"#).unwrap();
         assert_eq!(task.id.as_str(), "a");
         assert_eq!(task.node.as_deref(), Some("n"));
-        assert_eq!(task.resident_bytes.unwrap().value(), 5_000_000_000);
+        assert_eq!(task.resident_bytes.unwrap().count(), 5_000_000_000);
         assert_eq!(task.holds, Resources::default());
         let unknown = serde_json::from_str::<Task<'_>>(r#"{"id":"a","nod":"n"}"#).unwrap_err();
         assert!(unknown.to_string().contains("unknown field `nod`"));

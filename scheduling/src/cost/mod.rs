@@ -3,10 +3,10 @@
 //! Paper 000, §4.1, has one sum: size/bw_write + size/bw_read + queue time. Here each mechanism has its own parts,
 //! and three sums of them, one for each party that loses time:
 //!
-//! - [`overhead`](Cost::overhead): the time that the victim loses: without progress, or with work that it does again.
+//! - [`overhead`](TaskCost::overhead): the time that the victim loses: without progress, or with work that it does again.
 //!   This is what Algorithm 1 compares.
-//! - [`delay`](Cost::delay): the time that the preempting party waits until the resources are free.
-//! - [`until_running`](Cost::until_running): the time that a resumed task waits until it runs.
+//! - [`delay`](TaskCost::delay): the time that the preempting party waits until the resources are free.
+//! - [`until_running`](TaskCost::until_running): the time that a resumed task waits until it runs.
 
 mod node;
 mod resume;
@@ -18,6 +18,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use permafrost_api_types::cost::By;
+pub use permafrost_api_types::cost::{Copies, Part};
 
 pub use node::{NodeFigures, Replica, SwapFigures};
 pub use resume::{LazyRestore, Missing as MissingPages, full as resume, lazy as resume_lazily};
@@ -41,16 +44,6 @@ pub enum Dump {
     Incremental,
     /// Dump all of the memory while the task runs, then the pages that changed meanwhile, frozen.
     PreCopied,
-}
-
-/// Place where a dump has to be stored before the task may be stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Copies {
-    /// Stored on this node.
-    Local,
-    /// Stored on this node and on another node.
-    Replicated,
 }
 
 /// A way to take the resources of a task.
@@ -93,112 +86,37 @@ impl fmt::Display for PreemptionMechanism {
     }
 }
 
-/// A part of a cost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Part {
-    /// Wait for earlier dumps of the node.
-    WriteQueue,
-    /// A dump's fixed time: freeze, the tables.
-    DumpStart,
-    /// Pages written while the task still runs.
-    PreCopy,
-    /// Pages are written to the medium.
-    Write,
-    /// Time that replication to another node takes beyond the local write.
-    Replicate,
-    /// Memory that the kernel writes to swap.
-    PageOut,
-    /// The rest of the task's time.
-    Wait,
-    /// Work that is done again.
-    LostWork,
-    /// The task's own start-up.
-    Start,
-    /// Wait for earlier restores of the node.
-    ReadQueue,
-    /// A restore's fixed time.
-    RestoreStart,
-    /// Pages that the node lacks.
-    Transfer,
-    /// Pages are read from the medium.
-    Read,
-    /// Memory that comes back from swap.
-    PageIn,
-    /// Pages that the task waits for while it runs.
-    Faults,
+/// Returns true if the victim loses the time of the part.
+const fn is_overhead(part: Part) -> bool {
+    // The victim works on during these.
+    !matches!(part, Part::PreCopy | Part::Wait)
 }
 
-const PARTS: [Part; 15] = [
-    Part::WriteQueue,
-    Part::DumpStart,
-    Part::PreCopy,
-    Part::Write,
-    Part::Replicate,
-    Part::PageOut,
-    Part::Wait,
-    Part::LostWork,
-    Part::Start,
-    Part::ReadQueue,
-    Part::RestoreStart,
-    Part::Transfer,
-    Part::Read,
-    Part::PageIn,
-    Part::Faults,
-];
-
-impl Part {
-    const fn is_overhead(self) -> bool {
-        // The victim works on during these.
-        !matches!(self, Self::PreCopy | Self::Wait)
-    }
-
-    const fn is_delay(self) -> bool {
-        matches!(
-            self,
-            Self::WriteQueue
-                | Self::DumpStart
-                | Self::PreCopy
-                | Self::Write
-                | Self::Replicate
-                | Self::PageOut
-                | Self::Wait
-        )
-    }
-
-    const fn is_before_running(self) -> bool {
-        matches!(
-            self,
-            Self::Start
-                | Self::ReadQueue
-                | Self::RestoreStart
-                | Self::Transfer
-                | Self::Read
-                | Self::PageIn
-        )
-    }
+/// Returns true if the preempting party waits for the end of the part.
+const fn is_delay(part: Part) -> bool {
+    matches!(
+        part,
+        Part::WriteQueue
+            | Part::DumpStart
+            | Part::PreCopy
+            | Part::Write
+            | Part::Replicate
+            | Part::PageOut
+            | Part::Wait
+    )
 }
 
-impl fmt::Display for Part {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::WriteQueue => "queue of dumps",
-            Self::DumpStart => "start of the dump",
-            Self::PreCopy => "copy while running",
-            Self::Write => "write",
-            Self::Replicate => "wait for the other copy",
-            Self::PageOut => "page out",
-            Self::Wait => "wait for the end",
-            Self::LostWork => "lost work",
-            Self::Start => "start-up",
-            Self::ReadQueue => "queue of restores",
-            Self::RestoreStart => "start of the restore",
-            Self::Transfer => "transfer",
-            Self::Read => "read",
-            Self::PageIn => "page in",
-            Self::Faults => "page faults",
-        })
-    }
+/// Returns true if a resumed task runs only after the part.
+const fn is_before_running(part: Part) -> bool {
+    matches!(
+        part,
+        Part::Start
+            | Part::ReadQueue
+            | Part::RestoreStart
+            | Part::Transfer
+            | Part::Read
+            | Part::PageIn
+    )
 }
 
 /// Duration with its median and its 95th percentile.
@@ -216,6 +134,14 @@ impl TimeSpread {
         Self {
             p50: time.p50,
             p95: time.p95.max(time.p50),
+        }
+    }
+
+    /// Returns the quantile that decides.
+    pub(crate) const fn quantile(self, by: By) -> Seconds {
+        match by {
+            By::P50 => self.p50,
+            By::P95 => self.p95,
         }
     }
 
@@ -291,10 +217,10 @@ impl Tally for Sums {
 
     #[inline]
     fn add(&mut self, part: Part, time: TimeSpread) {
-        if part.is_overhead() {
+        if is_overhead(part) {
             self.overhead = self.overhead.plus(time);
         }
-        if part.is_delay() {
+        if is_delay(part) {
             self.delay = self.delay.plus(time);
         }
     }
@@ -318,7 +244,7 @@ impl Tally for Sums {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(into = "Answer")]
 pub struct TaskCost {
-    parts: [TimeSpread; PARTS.len()],
+    parts: [TimeSpread; Part::ALL.len()],
     /// Sums of the parts, kept up: a decision reads them far more often than the parts.
     sums: Sums,
     until_running: TimeSpread,
@@ -329,7 +255,7 @@ pub struct TaskCost {
 impl Tally for TaskCost {
     fn nothing() -> Self {
         Self {
-            parts: [TimeSpread::default(); PARTS.len()],
+            parts: [TimeSpread::default(); Part::ALL.len()],
             sums: Sums::nothing(),
             until_running: TimeSpread::default(),
             age: Seconds::ZERO,
@@ -343,7 +269,7 @@ impl Tally for TaskCost {
             *sum = sum.plus(time);
         }
         self.sums.add(part, time);
-        if part.is_before_running() {
+        if is_before_running(part) {
             self.until_running = self.until_running.plus(time);
         }
     }
@@ -367,7 +293,7 @@ impl Tally for TaskCost {
 impl TaskCost {
     /// Returns the parts that are not 0, in the order in which they happen.
     pub fn parts(&self) -> impl Iterator<Item = (Part, TimeSpread)> {
-        let all = PARTS.into_iter().zip(self.parts);
+        let all = Part::ALL.into_iter().zip(self.parts);
         all.filter(|(_, time)| time.p95 > Seconds::ZERO)
     }
 
@@ -488,13 +414,6 @@ pub enum NoCost {
 mod tests {
     use super::*;
     use crate::figure::What;
-
-    #[test]
-    fn the_parts_stand_at_their_own_places() {
-        for (index, part) in PARTS.into_iter().enumerate() {
-            assert_eq!(part as usize, index);
-        }
-    }
 
     #[test]
     fn the_sums_say_who_pays() {

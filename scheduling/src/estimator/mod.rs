@@ -14,7 +14,9 @@ use thiserror::Error;
 
 use crate::NodeId;
 use crate::figure::{Estimate, Figure, Missing, What};
-use crate::quantity::{Bytes, BytesPerSecond, Moment, QuantityError, Seconds};
+pub use permafrost_api_types::reserve::Direction;
+
+use crate::quantity::{Bytes, BytesPerSecond, Moment, OutOfRange, Seconds};
 pub use line::Line;
 use line::Wholes;
 use window::Quantiles;
@@ -32,16 +34,6 @@ pub enum MediumTier {
     Hdd,
     /// Tier that the operator named, numbered by the caller.
     Named(u16),
-}
-
-/// Direction of a transfer, seen from the medium.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Direction {
-    /// Out of the medium: restores.
-    Read,
-    /// Into it: dumps.
-    Write,
 }
 
 /// Channel that a bandwidth belongs to.
@@ -128,7 +120,7 @@ pub struct SavedMeasurements {
 pub enum Refused {
     /// The transfer has no rate: nothing moved, or in no time.
     #[error("the transfer has no rate")]
-    NoRate(#[from] QuantityError),
+    NoRate(#[from] OutOfRange),
     /// Slower or faster than anything there is.
     #[error("{rate} is not between {slowest} and {fastest}")]
     Implausible {

@@ -11,21 +11,13 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
+pub use permafrost_api_types::nodes::NodeClass;
+
 use crate::NodeId;
 use crate::cost::NodeFigures;
 use crate::figure::Missing;
 use crate::quantity::{Bytes, Seconds};
 use tree::{Line, Tree};
-
-/// Class of a node: determines whether its copies outlast the machine (paper 003).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum NodeClass {
-    /// Copies on the node count towards durability.
-    Reserved,
-    /// The node may be taken away at any time.
-    Transient,
-}
 
 /// Failure domains of a node. Numbered by the caller; racks and hosts are unique across zones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

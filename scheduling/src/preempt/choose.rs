@@ -9,9 +9,11 @@ use thiserror::Error;
 use crate::TaskId;
 use crate::cost::{
     self, Copies, Dump, NoCost, NodeFigures, PreemptionMechanism, Replica, Sums, SwapFigures,
-    Tally, TaskCost, TaskFigures, TimeSpread,
+    Tally, TaskCost, TaskFigures,
 };
 use crate::quantity::{Bytes, Ratio, Seconds};
+
+pub use permafrost_api_types::cost::By;
 
 /// Place where a victim runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -22,26 +24,6 @@ pub struct Site<'a> {
     pub replica: Option<Replica<'a>>,
     /// Swap of the machine; none where nothing is to be suspended in memory.
     pub swap: Option<SwapFigures>,
-}
-
-/// Quantile of a spread that decides.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum By {
-    /// The median: best on the average.
-    #[default]
-    P50,
-    /// The 95th percentile: no bad surprises.
-    P95,
-}
-
-impl By {
-    const fn of(self, time: TimeSpread) -> Seconds {
-        match self {
-            Self::P50 => time.p50,
-            Self::P95 => time.p95,
-        }
-    }
 }
 
 /// Terms by which mechanisms are compared.
@@ -81,8 +63,8 @@ impl Terms {
     }
 
     fn score_of(&self, sums: &Sums) -> Seconds {
-        let overhead = self.by.of(sums.overhead);
-        let delay = self.by.of(sums.delay);
+        let overhead = sums.overhead.quantile(self.by);
+        let delay = sums.delay.quantile(self.by);
         overhead.plus(delay.times(self.delay_weight))
     }
 

@@ -1,7 +1,7 @@
 //! Queue of one direction of one tier: sequential checkpoint and restore (paper 000, §5.2.2).
 //!
 //! A bounded number of requests runs at once, the rest wait. A state machine without a clock: the caller passes
-//! requests and the time in, and [`poll`](Queue::poll) returns the requests that may start and those that have
+//! requests and the time in, and [`poll`](TransferQueue::poll) returns the requests that may start and those that have
 //! lapsed.
 //!
 //! **Order.** Each request has a time at which it is *due*: its arrival plus a patience that is shorter the higher
@@ -25,33 +25,7 @@ use crate::quantity::{Bytes, Moment, Seconds};
 
 pub use concurrency::{Concurrency, ConcurrencyConfig, FinishedTurn};
 pub use pace::{Ahead, TransferTimes};
-
-/// Priority from 0, the lowest, to [`MAX`](Self::MAX).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(from = "u8")]
-pub struct Priority(u8);
-
-impl Priority {
-    /// The highest: there are 12, as in the Google trace.
-    pub const MAX: Self = Self(11);
-
-    /// Makes the priority `level`, at most the highest.
-    #[must_use]
-    pub const fn new(level: u8) -> Self {
-        if level > Self::MAX.0 {
-            return Self::MAX;
-        }
-        Self(level)
-    }
-}
-
-impl From<u8> for Priority {
-    fn from(level: u8) -> Self {
-        Self::new(level)
-    }
-}
+pub use permafrost_api_types::reserve::Priority;
 
 /// A dump or a restore that wants to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,7 +79,7 @@ impl Default for QueueConfig {
 /// Event that the queue reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueEvent {
-    /// The request may start; it runs from now until it is [finished](Queue::finish).
+    /// The request may start; it runs from now until it is [finished](TransferQueue::finish).
     Start(QueueTicket),
     /// The reservation was not taken up, and is gone.
     Lapsed(QueueTicket),
@@ -526,7 +500,7 @@ impl TransferQueue {
     /// start.
     fn due(&self, now: Moment, request: &TransferRequest) -> Moment {
         let mut earliest = now;
-        for _ in request.priority.0..Priority::MAX.0 {
+        for _ in request.priority.level()..Priority::MAX.level() {
             earliest = earliest.after(self.config.patience);
         }
         let latest = earliest.after(self.config.patience);

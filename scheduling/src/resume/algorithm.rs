@@ -2,21 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use permafrost_api_types::resume::Preference;
+
 use crate::TaskId;
 use crate::quantity::{Bytes, BytesPerSecond, Seconds};
-
-/// Kind of node on which a task is preferably resumed (000, §5.2.2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Preference {
-    /// Nodes that hold its checkpoint.
-    Local,
-    /// Nodes that do not hold its checkpoint.
-    Remote,
-    /// The cheapest node, wherever the checkpoint is.
-    #[default]
-    None,
-}
 
 /// `t.previous_checkpoint`, with the figures for resuming from it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -9,6 +9,7 @@ use permafrost_clustered::Registered;
 use permafrost_identity::Signed;
 use permafrost_metering::costs::NodeReport;
 use permafrost_protocol::control::Checkpoint;
+pub use permafrost_scheduling::place::NodeClass;
 use permafrost_store::StoreError;
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -17,27 +18,6 @@ use crate::error::NodesError;
 
 /// Version of all values.
 pub(crate) const VERSION: u32 = 1;
-
-/// Class of a node, which decides whether its copies count towards durability.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum NodeClass {
-    /// The node is ours to keep: its copies count.
-    #[default]
-    Reserved,
-    /// The node may be taken away at any time: its copies only make restores quicker.
-    Transient,
-}
-
-impl NodeClass {
-    /// Returns the class as people and JSON write it.
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Reserved => "reserved",
-            Self::Transient => "transient",
-        }
-    }
-}
 
 /// Speed class of a node's medium, fastest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

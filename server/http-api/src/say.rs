@@ -3,7 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use permafrost_api_types::figure::{Figure, Known};
-use permafrost_scheduling::cost::{self, Dump, Part, PreemptionMechanism, TaskCost, TimeSpread};
+use permafrost_scheduling::cost::{Copies, Dump, PreemptionMechanism, TaskCost, TimeSpread};
 use permafrost_scheduling::figure;
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 
@@ -91,7 +91,7 @@ pub(super) fn cost_alone(
         let parts = of
             .parts()
             .map(|(which, time)| permafrost_api_types::cost::PartOfCost {
-                part: part(which),
+                part: which,
                 p50_s: rounded(time.p50.value()),
                 p95_s: rounded(time.p95.value()),
             });
@@ -105,27 +105,6 @@ pub(super) fn cost_alone(
         age_s: rounded(of.age().value() + world_age_s),
         omits: of.omits().map(|missing| missing.to_string()),
         reason: None,
-    }
-}
-
-const fn part(part: Part) -> permafrost_api_types::cost::Part {
-    use permafrost_api_types::cost::Part as Said;
-    match part {
-        Part::WriteQueue => Said::WriteQueue,
-        Part::DumpStart => Said::DumpStart,
-        Part::PreCopy => Said::PreCopy,
-        Part::Write => Said::Write,
-        Part::Replicate => Said::Replicate,
-        Part::PageOut => Said::PageOut,
-        Part::Wait => Said::Wait,
-        Part::LostWork => Said::LostWork,
-        Part::Start => Said::Start,
-        Part::ReadQueue => Said::ReadQueue,
-        Part::RestoreStart => Said::RestoreStart,
-        Part::Transfer => Said::Transfer,
-        Part::Read => Said::Read,
-        Part::PageIn => Said::PageIn,
-        Part::Faults => Said::Faults,
     }
 }
 
@@ -148,7 +127,7 @@ pub(super) const fn mechanism(
 
 pub(super) const fn way(
     mechanism: permafrost_api_types::cost::Mechanism,
-    copies: cost::Copies,
+    copies: Copies,
 ) -> PreemptionMechanism {
     use permafrost_api_types::cost::Mechanism as Said;
     let dump = match mechanism {
@@ -161,11 +140,4 @@ pub(super) const fn way(
         Said::PreCopiedDump => Dump::PreCopied,
     };
     PreemptionMechanism::Checkpoint { dump, copies }
-}
-
-pub(super) const fn copies(copies: permafrost_api_types::cost::Copies) -> cost::Copies {
-    match copies {
-        permafrost_api_types::cost::Copies::Local => cost::Copies::Local,
-        permafrost_api_types::cost::Copies::Replicated => cost::Copies::Replicated,
-    }
 }

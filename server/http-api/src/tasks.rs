@@ -4,14 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use permafrost_api_types::problem::ProblemKind;
-use permafrost_api_types::quantity;
 use permafrost_api_types::task::{Resources, Swap, Task};
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control::Checkpoint;
 use permafrost_scheduling::cost::{self, Copies};
 use permafrost_scheduling::figure::{Estimate, Figure, What};
 use permafrost_scheduling::preempt::Site;
-use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
+use permafrost_scheduling::quantity::{Bytes, Seconds};
 use permafrost_scheduling::size::{DumpKind, Memory};
 use permafrost_scheduling::{NodeId, TaskId};
 
@@ -19,29 +18,16 @@ use super::body::Asked;
 use super::problem::RequestProblem;
 use super::world::seconds;
 
-pub(super) const fn bytes(bytes: quantity::Bytes) -> Bytes {
-    Bytes::new(bytes.value())
-}
-
-pub(super) fn time(time: quantity::Seconds) -> Seconds {
-    // Both types have the same range.
-    Seconds::new(time.value()).unwrap_or(Seconds::MAX)
-}
-
-pub(super) fn rate(rate: quantity::BytesPerSecond) -> BytesPerSecond {
-    BytesPerSecond::new(rate.value()).unwrap_or(BytesPerSecond::MIN)
-}
-
 pub(super) const fn resources(of: Resources) -> cost::TaskResources {
     cost::TaskResources {
         cpu_millis: of.cpu_millis.value(),
-        memory: bytes(of.memory_bytes),
+        memory: of.memory_bytes,
     }
 }
 
-fn given<T, U: Copy>(value: Option<T>, as_figure: impl Fn(T) -> U, what: What) -> Figure<U> {
+fn given<T: Copy>(value: Option<T>, what: What) -> Figure<T> {
     match value {
-        Some(value) => Figure::given(as_figure(value)),
+        Some(value) => Figure::given(value),
         None => Figure::not_given(what),
     }
 }
@@ -57,7 +43,7 @@ pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::T
     let says_so = task.incremental_bytes.is_some() || task.since_checkpoint_s.is_some();
     let has_checkpoint = last.is_some() || (task.job.is_none() && says_so);
     let resident = match (task.resident_bytes, last) {
-        (Some(resident), _) => Figure::given(bytes(resident)),
+        (Some(resident), _) => Figure::given(resident),
         (None, Some((checkpoint, age))) => Figure::Known(Estimate {
             age,
             samples: 1,
@@ -71,8 +57,8 @@ pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::T
             .dirty_pages
             .map(|pages| Bytes::new(pages.value().saturating_mul(PAGE_BYTES))),
     };
-    let predicted = |dump, size: Option<quantity::Bytes>| match size {
-        Some(size) => Figure::given(bytes(size)),
+    let predicted = |dump, size: Option<Bytes>| match size {
+        Some(size) => Figure::given(size),
         None => {
             let (job, program) = (job.unwrap_or_default(), task.program.as_deref());
             let source = &asked.api.source;
@@ -82,13 +68,13 @@ pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::T
             }
         }
     };
-    let this_run = task.progress_s.map(time);
+    let this_run = task.progress_s;
     let progress = match this_run {
         Some(this_run) => Figure::given(this_run.plus(carried(task, this_run, last))),
         None => Figure::not_given(What::Progress),
     };
     let since_checkpoint = match (task.since_checkpoint_s, last, this_run) {
-        (Some(since), _, _) => Figure::given(time(since)),
+        (Some(since), _, _) => Figure::given(since),
         // A task cannot have worked longer than since its start.
         (None, Some((_, age)), Some(this_run)) => Figure::given(age.min(this_run)),
         (None, Some((_, age)), None) => Figure::given(age),
@@ -105,12 +91,12 @@ pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::T
             Figure::not_given(What::IncrementalSize)
         },
         resident,
-        dirty_rate: given(task.dirty_bytes_per_s, rate, What::DirtyRate),
+        dirty_rate: given(task.dirty_bytes_per_s, What::DirtyRate),
         progress,
         since_checkpoint,
-        remaining: given(task.remaining_s, time, What::RemainingTime),
-        start: given(task.start_s, time, What::StartTime),
-        grace: task.grace_s.map(time),
+        remaining: given(task.remaining_s, What::RemainingTime),
+        start: given(task.start_s, What::StartTime),
+        grace: task.grace_s,
     }
 }
 
@@ -170,10 +156,10 @@ pub(super) fn swaps(asked: &Asked<'_>, given_swaps: &[Swap<'_>]) -> Result<Swaps
     for (index, swap) in given_swaps.iter().enumerate() {
         let node = named(asked, &format!("/swaps/{index}/node"), &swap.node)?;
         let known = cost::SwapFigures {
-            free_memory: bytes(swap.free_memory_bytes),
-            free_swap: bytes(swap.free_swap_bytes),
-            write: given(swap.write_bytes_per_s, rate, What::SwapBandwidth),
-            read: given(swap.read_bytes_per_s, rate, What::SwapBandwidth),
+            free_memory: swap.free_memory_bytes,
+            free_swap: swap.free_swap_bytes,
+            write: given(swap.write_bytes_per_s, What::SwapBandwidth),
+            read: given(swap.read_bytes_per_s, What::SwapBandwidth),
         };
         if swaps.insert(node, known).is_some() {
             let pointer = format!("/swaps/{index}/node");

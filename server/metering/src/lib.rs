@@ -3,4 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod costs;
+mod queue_report;
 pub mod queues;
+
+pub use queue_report::QueueReport;

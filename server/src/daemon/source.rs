@@ -12,14 +12,15 @@ use permafrost_api_types::figure::{Figure, Known};
 use permafrost_api_types::figures::{StartFigures, StartRate, StartTime};
 use permafrost_api_types::nodes as api;
 use permafrost_api_types::reserve::{Direction, Reservation, ReserveRequest};
-use permafrost_cluster::{ClusterNodes, Fence, LiveNode, MemberState, NodeClass, NodeFacts};
+use permafrost_cluster::{ClusterNodes, Fence, LiveNode, MemberState, NodeFacts};
 use permafrost_clustered::ClusteredStore;
 use permafrost_http_api::caller::Caller;
 use permafrost_http_api::source::{NodeEntry, QueueLength, Refusal, Source};
+use permafrost_metering::QueueReport;
 use permafrost_metering::costs::{
-    self, Believed, Costs, InstallError, QueueReport, Reports, StartSample, StartWhat,
+    self, Believed, Costs, InstallError, Reports, StartSample, StartWhat,
 };
-use permafrost_metering::queues::{self, Owner, Queues, Reservations};
+use permafrost_metering::queues::{Owner, Queues, Reservations};
 use permafrost_protocol::control::{Checkpoint, ErrorCode, Reserved, request};
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::figure::Missing;
@@ -71,7 +72,7 @@ pub(super) fn of(
     member: Option<&Member>,
 ) -> OfDaemon {
     let asked = Arc::clone(queues);
-    costs.set_queues(move || asked.report().map(told));
+    costs.set_queues(move || asked.report());
     let (own, others) = match member {
         Some(member) => (member.facts(), Some(member.others())),
         None => (own::alone(store.local()), None),
@@ -131,7 +132,7 @@ impl OfDaemon {
                 state => state_of(state),
             },
             stopping: facts.draining,
-            class: class_of(facts.class),
+            class: facts.class,
             zone: facts.domain.zone.clone(),
             rack: facts.domain.rack.clone(),
             host: facts.domain.host.clone(),
@@ -239,8 +240,8 @@ impl Source for OfDaemon {
             } else {
                 node
             },
-            direction: direction_word(wanted.direction).to_owned(),
-            bytes: wanted.bytes.value(),
+            direction: wanted.direction.name().to_owned(),
+            bytes: wanted.bytes.count(),
             priority: u32::from(wanted.priority.level()),
             deadline_ms: wanted.start_within_s.map(|time| millis(time.value())),
             lifetime_ms: wanted.lifetime_s.map_or(0, |time| millis(time.value())),
@@ -376,18 +377,6 @@ fn event_of(store: &ClusteredStore, event: permafrost_store::StoreEvent) -> Opti
     }
 }
 
-/// Converts the report of a queue.
-const fn told(queue: queues::QueueReport) -> QueueReport {
-    QueueReport {
-        bytes: queue.bytes,
-        running: queue.running,
-        waiting: queue.waiting,
-        reserved: queue.reserved,
-        slots: queue.slots,
-        bytes_per_s: queue.bytes_per_s,
-    }
-}
-
 const fn length(queue: QueueReport) -> QueueLength {
     QueueLength {
         running: queue.running,
@@ -402,20 +391,6 @@ const fn state_of(state: MemberState) -> api::NodeState {
         MemberState::Active => api::NodeState::Active,
         MemberState::Drained => api::NodeState::Drained,
         MemberState::Removed => api::NodeState::Removed,
-    }
-}
-
-const fn class_of(class: NodeClass) -> api::NodeClass {
-    match class {
-        NodeClass::Reserved => api::NodeClass::Reserved,
-        NodeClass::Transient => api::NodeClass::Transient,
-    }
-}
-
-const fn direction_word(direction: Direction) -> &'static str {
-    match direction {
-        Direction::Write => "write",
-        Direction::Read => "read",
     }
 }
 
@@ -467,7 +442,7 @@ fn samples(figures: &StartFigures) -> costs::SavedFigures {
     };
     let mut rates = |what: &StartWhat, rates: &[StartRate]| {
         for rate in rates {
-            let bytes = rate.size_bytes.value();
+            let bytes = rate.size_bytes.count();
             #[expect(clippy::cast_precision_loss, reason = "a rate is no count")]
             let at = |bytes_per_s: f64| bytes as f64 / bytes_per_s;
             add(

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use permafrost_cluster::repair;
 use permafrost_cluster::scrub::Scrubber;
-use permafrost_metering::queues::{Direction, QueueCounters, QueueReport, Queues};
+use permafrost_metering::QueueReport;
+use permafrost_metering::queues::{Direction, QueueCounters, Queues};
 use permafrost_store::{BOUNDS_S, Counter, Counters, Store, Timings};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;

@@ -40,7 +40,7 @@ pub(crate) fn task(
     let time = |time: Duration| {
         Seconds::new(seconds(time)).map_err(|error| Failure::new(Code::Invalid, error.to_string()))
     };
-    let resident = Bytes::new(usage.resident_bytes).unwrap_or(Bytes::MAX);
+    let resident = Bytes::try_from(usage.resident_bytes).unwrap_or(Bytes::MAX);
     Ok(Task {
         id: pid.to_string().into(),
         node: Some(node.to_owned().into()),
@@ -53,7 +53,7 @@ pub(crate) fn task(
         remaining_s: known.remaining.map(time).transpose()?,
         start_s: known.start_up.map(time).transpose()?,
         holds: Resources {
-            cpu_millis: Count::new(usage.cpu_millis()).unwrap_or(Count::MAX),
+            cpu_millis: Count::try_from(usage.cpu_millis()).unwrap_or(Count::MAX),
             memory_bytes: resident,
         },
         ..Task::default()
@@ -104,7 +104,7 @@ mod tests {
     fn what_is_given_goes_before_what_is_measured() {
         let own = std::process::id();
         let measured = task(own, Some("train"), "n1", &Known::default()).unwrap();
-        assert!(measured.resident_bytes.unwrap().value() > 100_000);
+        assert!(measured.resident_bytes.unwrap().count() > 100_000);
         assert_eq!(
             measured.holds.memory_bytes,
             measured.resident_bytes.unwrap()

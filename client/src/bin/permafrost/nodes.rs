@@ -2,7 +2,7 @@
 
 use clap::Args;
 use permafrost_api_types::figure::Figure;
-use permafrost_api_types::nodes::{ListedNode, NodeClass, NodeState, NodeTier, NodesAnswer, Queue};
+use permafrost_api_types::nodes::{ListedNode, NodeState, NodeTier, NodesAnswer, Queue};
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
@@ -95,7 +95,7 @@ fn human_nodes(answer: &NodesAnswer) -> String {
         let head = [
             node.name.clone(),
             state(node).to_owned(),
-            class(node.class).to_owned(),
+            node.class.word().to_owned(),
         ];
         let domain = domain(node);
         let seen = node.age_s.map_or_else(|| "-".to_owned(), human::age_s);
@@ -161,13 +161,6 @@ fn state(node: &ListedNode) -> &'static str {
         (NodeState::Drained, true) => "drained",
         (NodeState::Drained, false) => "drained, down",
         (NodeState::Removed, _) => "removed",
-    }
-}
-
-fn class(class: NodeClass) -> &'static str {
-    match class {
-        NodeClass::Reserved => "reserved",
-        NodeClass::Transient => "transient",
     }
 }
 
@@ -238,6 +231,8 @@ fn queue(queue: &Queue) -> String {
 #[cfg(test)]
 mod tests {
     use permafrost_api_types::figure::Known;
+
+    use permafrost_api_types::nodes::NodeClass;
 
     use super::*;
 

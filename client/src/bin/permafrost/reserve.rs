@@ -6,8 +6,10 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use permafrost_agent::host::arguments::parse_size;
+use permafrost_api_types::reserve::Direction;
 use permafrost_protocol::control::{Done, Reserved, request};
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
@@ -25,13 +27,15 @@ Examples:
     permafrost reserve --cancel --reservation-file place
 ";
 
-/// Kind of the operation that a place is reserved for.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Direction {
-    /// A dump
-    Write,
-    /// A restore
-    Read,
+/// Parser of the queue that a place is reserved in, with the help for its two values.
+fn direction_parser() -> impl TypedValueParser<Value = Direction> {
+    let help = |direction: Direction| match direction {
+        Direction::Write => "A dump",
+        Direction::Read => "A restore",
+    };
+    let possible = Direction::ALL.map(|one| PossibleValue::new(one.name()).help(help(one)));
+    PossibleValuesParser::new(possible)
+        .try_map(|name| Direction::named(&name).ok_or("neither write nor read"))
 }
 
 #[derive(Debug, Args)]
@@ -51,7 +55,7 @@ pub(crate) struct ReserveArguments {
     #[arg(long, value_name = "NS", default_value = "", hide_default_value = true)]
     pub(crate) namespace: String,
     /// Queue.
-    #[arg(long, value_enum, default_value_t = Direction::Write)]
+    #[arg(long, value_parser = direction_parser(), default_value_t = Direction::Write)]
     pub(crate) direction: Direction,
     /// From 0, the lowest, to 11.
     #[arg(long, value_name = "0..11", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=11))]
@@ -155,11 +159,7 @@ pub(crate) fn reserve(context: &Context, arguments: &ReserveArguments) -> Result
     };
     let reserved = context.connect()?.call(request::Reserve {
         node: arguments.node.clone(),
-        direction: match arguments.direction {
-            Direction::Write => "write",
-            Direction::Read => "read",
-        }
-        .to_owned(),
+        direction: arguments.direction.name().to_owned(),
         bytes,
         priority: arguments.priority,
         deadline_ms: arguments.deadline.map(whole_ms),

@@ -90,7 +90,7 @@ fn task<'a>(pod: &'a Pod, node: &'a str, now: Duration) -> Task<'a> {
         node: Some(node.into()),
         job: job.map(Into::into),
         program: pod.program().map(Into::into),
-        resident_bytes: resident.and_then(|bytes| Bytes::new(bytes).ok()),
+        resident_bytes: resident.and_then(|bytes| Bytes::try_from(bytes).ok()),
         // The start of the pod counts as the start of its task.
         progress_s: progress.and_then(Result::ok),
         progress_of_this_run: true,

@@ -55,7 +55,7 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
     let count = request.tasks.len().saturating_mul(of_each);
     asked.answers("/tasks", count)?;
     let swaps = tasks::swaps(asked, &request.swaps)?;
-    let copies = say::copies(request.copies);
+    let copies = request.copies;
     let named: Option<Vec<Place<'_>>> = named.map(|ids| {
         let places = ids.into_iter().zip(request.nodes.iter().flatten());
         places

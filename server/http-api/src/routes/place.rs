@@ -158,7 +158,7 @@ fn placed<'a>(
 /// Returns the bytes that the dump is expected to store.
 fn size(asked: &Asked<'_>, placement: &Placement<'_>) -> figure::Figure<Bytes> {
     if let Some(size) = placement.size_bytes {
-        return figure::Figure::given(tasks::bytes(size));
+        return figure::Figure::given(size);
     }
     let job = placement
         .job
@@ -167,7 +167,7 @@ fn size(asked: &Asked<'_>, placement: &Placement<'_>) -> figure::Figure<Bytes> {
     let last = job.and_then(|job| asked.world.jobs()?.get(job)?.last());
     let then = last.map(|checkpoint| Bytes::new(checkpoint.memory_bytes));
     let memory = Memory {
-        resident: placement.resident_bytes.map(tasks::bytes).or(then),
+        resident: placement.resident_bytes.or(then),
         dirty: None,
     };
     if memory.resident.is_none() {

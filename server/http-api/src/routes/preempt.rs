@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use permafrost_api_types::cost::{By, ReplyDetail};
+use permafrost_api_types::cost::ReplyDetail;
 use permafrost_api_types::preempt::{
     Next, OnUnknownNode, Preempt, PreemptAnswer, Total, Undecided, Victim,
 };
@@ -14,7 +14,6 @@ use permafrost_api_types::task::Task;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::TaskResources;
 use permafrost_scheduling::preempt::{self, Candidate, Choice, PreemptionPlan, Site, Terms};
-use permafrost_scheduling::quantity::Ratio;
 
 use crate::body::{Asked, Stop, answered, parse, to_json};
 use crate::caller::Caller;
@@ -95,14 +94,10 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
 
 fn terms(request: &Preempt<'_>) -> Terms {
     Terms {
-        copies: say::copies(request.copies),
-        by: match request.by {
-            By::P50 => preempt::By::P50,
-            By::P95 => preempt::By::P95,
-        },
-        // Both types have the same range.
-        delay_weight: Ratio::new(request.delay_weight.value()).unwrap_or(Ratio::MAX),
-        longest_delay: request.longest_delay_s.map(tasks::time),
+        copies: request.copies,
+        by: request.by,
+        delay_weight: request.delay_weight,
+        longest_delay: request.longest_delay_s,
         may_wait: request.may_wait,
     }
 }

@@ -19,7 +19,7 @@ use permafrost_scheduling::cost::{LazyRestore, MissingPages};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Figure, Missing};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond};
-use permafrost_scheduling::resume::{Offer, Preference, rank};
+use permafrost_scheduling::resume::{Offer, rank};
 
 use crate::body::{Asked, Stop, answered, parse, to_json};
 use crate::caller::Caller;
@@ -196,12 +196,7 @@ impl<'a> Ranking<'a> {
                 lacks,
             });
         }
-        let preference = match self.request.preference {
-            permafrost_api_types::resume::Preference::Local => Preference::Local,
-            permafrost_api_types::resume::Preference::Remote => Preference::Remote,
-            permafrost_api_types::resume::Preference::None => Preference::None,
-        };
-        let ranking = rank(image.size, &offers, preference);
+        let ranking = rank(image.size, &offers, self.request.preference);
         unknown.extend(ranking.unknown.iter().map(|(node, why)| UnknownNode {
             node: world.name(*node).into(),
             why: why.to_string(),
@@ -345,12 +340,12 @@ fn lazy(
         (Err(_), _) => a,
     };
     let rate = match (how.bytes_per_s, lacks) {
-        (Some(rate), _) => Figure::given(tasks::rate(rate)),
+        (Some(rate), _) => Figure::given(rate),
         (None, None) => read.of(page),
         (None, Some(lacks)) => slower(read.of(page), lacks.link.of(page)),
     };
     LazyRestore {
-        eager: tasks::bytes(how.eager_bytes),
+        eager: how.eager_bytes,
         rate,
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use permafrost_api_types::nodes::NodeClass;
 use permafrost_scheduling::cost::NodeFigures;
 use permafrost_scheduling::figure::{Estimate, Figure, Missing};
-use permafrost_scheduling::place::{self, Domain, Places};
+use permafrost_scheduling::place::{Domain, Places};
 use permafrost_scheduling::quantity::{Bytes, Seconds};
 use permafrost_scheduling::resume::Readers;
 use permafrost_scheduling::{NodeId, estimator::SizedRates};
@@ -205,9 +205,9 @@ pub(super) fn index(node: &Node, domain: Domain, places: &mut Places, readers: &
     let figures = &node.entry.figures;
     if node.takes_dumps() && node.entry.room_bytes > 0 {
         let class = if node.entry.durable {
-            place::NodeClass::Reserved
+            NodeClass::Reserved
         } else {
-            place::NodeClass::Transient
+            NodeClass::Transient
         };
         let room = Bytes::new(node.entry.room_bytes);
         // A node with unknown figures is not chosen, but the index counts it.

@@ -29,8 +29,8 @@ use super::begin::Running;
 use super::channels::{Lane, Peers};
 use super::ended::{Ended, Whole};
 use super::jobs::Jobs;
-use super::report::QueueReport;
 use super::start::Starting;
+use crate::QueueReport;
 
 /// Start of the daemon on the figures' time scale, so that figures of earlier runs lie before it. Ten years,
 /// microseconds.

@@ -27,7 +27,7 @@ pub use probe::noise;
 pub use probe::{LINK_PROBE_BYTES, Links, PROBE_BYTES, Prober, Probing};
 pub use publish::Publication;
 pub use report::lenient_report;
-pub use report::{Believed, NodeReport, QueueReport, Reports, believe};
+pub use report::{Believed, NodeReport, Reports, believe};
 pub use start::{InstallError, SavedFigures, StartSample, StartWhat};
 
 #[cfg(test)]

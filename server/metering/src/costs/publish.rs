@@ -40,8 +40,8 @@ mod tests {
     use permafrost_scheduling::figure::{Estimate, Figure};
     use permafrost_scheduling::quantity::{BytesPerSecond, Seconds};
 
-    use super::super::QueueReport;
     use super::*;
+    use crate::QueueReport;
 
     fn report(bytes_per_s: f64, queued: u64, age_s: u64) -> NodeReport {
         let rate = BytesPerSecond::new(bytes_per_s).unwrap();

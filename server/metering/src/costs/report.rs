@@ -17,33 +17,13 @@ use serde::{Deserialize, Serialize};
 use super::channels::Lane;
 use super::measure::{Costs, State};
 use super::predict::first_known;
+use crate::QueueReport;
 
 pub use believe::{Believed, Reports, believe};
 pub use lenient::report as lenient_report;
 
 /// Relative change of a figure that is worth publishing: 5 %.
 const WORTH_TELLING: f64 = 0.05;
-
-/// Length and drain rate of a queue.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct QueueReport {
-    /// Bytes still to be moved by running, waiting and reserved transfers. A newcomer waits for fewer bytes where
-    /// several transfers run at once.
-    pub bytes: u64,
-    /// Number of running transfers.
-    pub running: u32,
-    /// Number of waiting transfers.
-    pub waiting: u32,
-    /// Number of reservations that are not taken up.
-    pub reserved: u32,
-    /// Maximum number of transfers that run at once; 0 for no limit.
-    pub slots: u32,
-    /// Drain rate of the queue, bytes per second: that of all running transfers together; `None` before it was
-    /// measured.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub bytes_per_s: Option<f64>,
-}
 
 /// Figures that a node reports about itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

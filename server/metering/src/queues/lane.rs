@@ -16,9 +16,10 @@ use permafrost_scheduling::queue::{
 };
 
 use super::{
-    Admission, AdmittedTransfer, Direction, Entered, QueueCounters, QueueReport, QueuesError,
-    QueuesOptions, new_token, token_text,
+    Admission, AdmittedTransfer, Direction, Entered, QueueCounters, QueuesError, QueuesOptions,
+    new_token, token_text,
 };
+use crate::QueueReport;
 
 /// Interval at which a waiting request checks that its caller is still connected.
 const LOOK: Duration = Duration::from_millis(200);

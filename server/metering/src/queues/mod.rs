@@ -23,72 +23,21 @@ mod reservations;
 mod tests;
 mod turn;
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::QueueReport;
 use permafrost_agent::host::Waits;
 use permafrost_protocol::control::{self, request};
+pub use permafrost_scheduling::estimator::Direction;
 use permafrost_scheduling::queue::{Priority, ReservationToken};
 use permafrost_store::{Counter, Timings};
-use serde::Serialize;
 
 use self::lane::Lane;
 
 pub use error::QueuesError;
 pub use reservations::{Others, Owner, Reservations};
 pub use turn::{AdmittedTransfer, Entered};
-
-/// Queue of a region, by the direction of its transfers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Direction {
-    /// Queue of dumps.
-    Write,
-    /// Queue of restores.
-    Read,
-}
-
-impl Direction {
-    /// Both directions, in the order in which they are listed.
-    pub const ALL: [Self; 2] = [Self::Write, Self::Read];
-
-    /// Returns `write` or `read`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Write => "write",
-            Self::Read => "read",
-        }
-    }
-
-    /// Returns the plural name of the queued operations, `dumps` or `restores`.
-    #[must_use]
-    pub const fn many(self) -> &'static str {
-        match self {
-            Self::Write => "dumps",
-            Self::Read => "restores",
-        }
-    }
-}
-
-impl fmt::Display for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Direction {
-    type Err = QueuesError;
-
-    fn from_str(text: &str) -> Result<Self, QueuesError> {
-        let found = Self::ALL.into_iter().find(|known| known.name() == text);
-        found.ok_or_else(|| QueuesError::BadDirection {
-            direction: text.to_owned(),
-        })
-    }
-}
 
 /// Options of the queues.
 #[derive(Clone, Copy, Debug)]
@@ -166,26 +115,6 @@ impl Admission {
             token: token.transpose()?,
         })
     }
-}
-
-/// Length and drain rate of a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct QueueReport {
-    /// Bytes that all of its transfers still have to move.
-    pub bytes: u64,
-    /// Number of running transfers.
-    pub running: u32,
-    /// Number of waiting requests.
-    pub waiting: u32,
-    /// Number of reservations that are not taken up.
-    pub reserved: u32,
-    /// Maximum number of transfers that run at once.
-    pub slots: u32,
-    /// True if that maximum was measured; false if an operator has set it.
-    pub automatic: bool,
-    /// Drain rate of the queue, bytes per second: that of all running transfers together, estimated from the recent
-    /// durations of transfers of their size, starts included.
-    pub bytes_per_s: Option<f64>,
 }
 
 /// Counters of a queue since the start.
@@ -277,7 +206,10 @@ impl Queues {
     /// # Errors
     /// [`QueuesError::Full`], [`QueuesError::BadDirection`].
     pub fn reserve(&self, reserve: &request::Reserve) -> Result<control::Reserved, QueuesError> {
-        let direction: Direction = reserve.direction.parse()?;
+        let direction =
+            Direction::named(&reserve.direction).ok_or_else(|| QueuesError::BadDirection {
+                direction: reserve.direction.clone(),
+            })?;
         let admission = Admission::new(reserve.bytes, reserve.priority, reserve.deadline_ms, "")?;
         let lifetime = match reserve.lifetime_ms {
             0 => Duration::MAX,

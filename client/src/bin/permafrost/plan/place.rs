@@ -41,7 +41,7 @@ pub(super) struct PlaceArguments {
 
 pub(super) fn place(context: &Context, arguments: &PlaceArguments) -> Result<(), Failure> {
     let client = arguments.api.client(context)?;
-    let size = Bytes::new(arguments.size)
+    let size = Bytes::try_from(arguments.size)
         .map_err(|error| Failure::new(Code::Invalid, error.to_string()))?;
     let answer = client.post(
         "/v1/place",

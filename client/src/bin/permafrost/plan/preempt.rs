@@ -81,8 +81,9 @@ impl PreemptArguments {
         let invalid =
             |error: &dyn std::error::Error| Failure::new(Code::Invalid, error.to_string());
         Ok(Some(Resources {
-            cpu_millis: Count::new(self.cpu.unwrap_or_default()).map_err(|e| invalid(&e))?,
-            memory_bytes: Bytes::new(self.memory.unwrap_or_default()).map_err(|e| invalid(&e))?,
+            cpu_millis: Count::try_from(self.cpu.unwrap_or_default()).map_err(|e| invalid(&e))?,
+            memory_bytes: Bytes::try_from(self.memory.unwrap_or_default())
+                .map_err(|e| invalid(&e))?,
         }))
     }
 
@@ -223,7 +224,7 @@ fn human_plan(plan: &PreemptAnswer<'_>) -> String {
             words::spread(victim.cost.delay_s),
             words::resources(
                 victim.frees.cpu_millis.value(),
-                victim.frees.memory_bytes.value(),
+                victim.frees.memory_bytes.count(),
             ),
             second_best(victim),
         ]);
@@ -288,8 +289,8 @@ mod tests {
             node: "n1".into(),
             mechanism: Mechanism::IncrementalDump,
             frees: Resources {
-                cpu_millis: Count::new(1_500).unwrap(),
-                memory_bytes: Bytes::new(4 << 30).unwrap(),
+                cpu_millis: Count::try_from(1_500).unwrap(),
+                memory_bytes: Bytes::new(4 << 30),
             },
             score_s: 2.0,
             cost: Cost {

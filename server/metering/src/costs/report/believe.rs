@@ -12,7 +12,8 @@ use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 use permafrost_scheduling::queue::Ahead;
 
 use super::super::measure::{Costs, seconds};
-use super::{NodeReport, QueueReport};
+use super::NodeReport;
+use crate::QueueReport;
 
 /// Longest fixed time of a dump or restore that is believed: an hour.
 const LONGEST_START_S: f64 = 3600.0;

@@ -10,7 +10,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::{NodeReport, QueueReport};
+use super::NodeReport;
+use crate::QueueReport;
 
 /// A value that has a substitute where it cannot be read.
 pub(super) trait Readable: Sized {

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::QueueReport;
 
 const ID: NodeId = NodeId(4);
 

@@ -7,6 +7,7 @@ use permafrost_scheduling::{NodeId, TaskId, cost::TaskResources};
 use permafrost_store::{Beginning, DumpDone, RestoreDone, StoreEvent, Transferred};
 
 use super::*;
+use crate::QueueReport;
 
 fn rate(rates: &SizedRates, mib: u64) -> f64 {
     let figure = rates.of(Bytes::mib(mib)).known().unwrap();
