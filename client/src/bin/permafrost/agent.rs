@@ -17,7 +17,7 @@ use permafrost_terminal::failure::{Code, Failure};
 use permafrost_transport::peer;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cli::Durability;
+use crate::arguments::Durability;
 
 pub(crate) const AGENT_EXAMPLES: &str = "\
 Listens where permafrostd would, and keeps nothing itself: dumps go to a storage node as they come, and restores \

@@ -17,7 +17,7 @@ use permafrost_terminal::interrupt::Interrupts;
 use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
 use permafrost_transport::control::{Connection, ControlError};
 
-use crate::cli::TurnArguments;
+use crate::arguments::TurnArguments;
 
 /// Interval at which interrupts are polled while CRIU runs.
 const TICK: Duration = Duration::from_millis(250);

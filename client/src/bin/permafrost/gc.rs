@@ -8,6 +8,16 @@ use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
 use permafrost_terminal::progress::ProgressDisplay;
 
+pub(crate) const GC_EXAMPLES: &str = "\
+Checkpoints share segments of the region, and a segment stays in use while one of its pages does. Cleaning moves the \
+pages that are in use together; nothing else changes. permafrostd does so by itself when a region is half full \
+(--clean-interval); this does it now. Through an agent every node that it knows does it.
+
+Examples:
+    permafrost gc --dry-run        what is in use, and what cleaning would free
+    permafrost gc
+";
+
 #[derive(Debug, Args)]
 pub(crate) struct GcArguments {
     /// Measure only; move nothing.

@@ -4,6 +4,7 @@
 
 mod agent;
 mod api;
+mod arguments;
 mod candidate;
 mod cli;
 mod cost;
@@ -22,6 +23,7 @@ mod reserve;
 mod restore;
 mod scrub;
 mod slurm;
+mod status;
 mod token;
 mod transfer;
 mod trust;
@@ -55,7 +57,7 @@ fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
         Command::Put(arguments) => transfer::put(context, &arguments),
         Command::Ls(arguments) => inspect::ls(context, &arguments),
         Command::Show(arguments) => inspect::show(context, &arguments),
-        Command::Status(arguments) => inspect::status(context, &arguments),
+        Command::Status(arguments) => status::status(context, &arguments),
         Command::Agent(arguments) => agent::agent(arguments),
         Command::Node(arguments) => node::node(context, &arguments),
         Command::Nodes(arguments) => nodes::nodes(context, &arguments),

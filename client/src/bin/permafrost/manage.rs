@@ -1,7 +1,9 @@
 //! `permafrost rm`, `pin`, `unpin`, `adopt`, `open` and `abort`.
 
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 
+use clap::Args;
 use permafrost_criu::options::{Operation, PassedOn};
 use permafrost_criu::origin;
 use permafrost_protocol::control::{SessionOpened, request};
@@ -12,9 +14,98 @@ use permafrost_terminal::human;
 use permafrost_terminal::progress::QueueDisplay;
 use permafrost_terminal::table::facts;
 
-use crate::cli::{AbortArguments, AdoptArguments, OpenArguments, RmArguments};
+use crate::arguments::{checkpoint_name, job_name};
 use crate::dump::{check_fits, name_of};
 use crate::transfer::open_directory;
+
+pub(crate) const ADOPT_EXAMPLES: &str = "\
+A bare `criu dump --page-server` names no job, so its pages are parked. This gives them one, with the \
+small images that CRIU wrote. Without SESSION, the parked session whose processes are those of the images \
+directory is taken.
+
+In a cluster it is refused (exit code 4): dump with `permafrost dump` there.
+
+Example:
+    criu dump -t 4242 -D /tmp/d --page-server --address 127.0.0.1 --port 7117
+    permafrost adopt --job train --images-dir /tmp/d
+";
+
+pub(crate) const OPEN_EXAMPLES: &str = "\
+Opens a session of its own for a job and prints where `criu --page-server` shall send the pages. Seal it \
+with `permafrost adopt`, or with permafrost-action as CRIU's action script.
+";
+
+#[derive(Debug, Args)]
+pub(crate) struct RmArguments {
+    /// JOB@GEN, or JOB with --all.
+    #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
+    pub(crate) checkpoint: String,
+    /// Every generation of the job.
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Pinned ones too.
+    #[arg(long, short)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PinArguments {
+    /// JOB or JOB@GEN.
+    #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
+    pub(crate) checkpoint: String,
+    /// Take the pin away.
+    #[arg(long)]
+    pub(crate) unpin: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AdoptArguments {
+    /// Job the checkpoint will belong to.
+    #[arg(long, short, value_parser = job_name)]
+    pub(crate) job: String,
+    /// The images directory of the dump.
+    #[arg(long, short = 'D', value_name = "DIR")]
+    pub(crate) images_dir: PathBuf,
+    /// Session, as `permafrost ls --parked` prints it. By default the one that the images belong to, by their
+    /// processes, mappings, number of pages and time.
+    pub(crate) session: Option<String>,
+    /// Take images that were not written while the pages came: a copy of the directory has other times. Everything
+    /// else must fit.
+    #[arg(long)]
+    pub(crate) ignore_times: bool,
+    /// CRIU options of the dump, so that a restore repeats those it must.
+    #[arg(last = true, value_name = "CRIU ARGS")]
+    pub(crate) criu_arguments: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OpenArguments {
+    /// Job the dump will belong to.
+    #[arg(long, short, value_parser = job_name)]
+    pub(crate) job: String,
+    /// Root of the process tree that will be dumped, if known.
+    #[arg(long, short)]
+    pub(crate) pid: Option<u32>,
+    /// For `criu pre-dump`.
+    #[arg(long)]
+    pub(crate) pre_dump: bool,
+    /// Do not compare with the job's newest checkpoint.
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// CRIU will be given --prev-images-dir with the small images of the job's newest checkpoint, so it may
+    /// leave clean pages out.
+    #[arg(long, conflicts_with = "full")]
+    pub(crate) prev_images: bool,
+    /// CRIU options of the dump, so that a restore repeats those it must.
+    #[arg(last = true, value_name = "CRIU ARGS")]
+    pub(crate) criu_arguments: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AbortArguments {
+    /// Session, as `permafrost ls` or `permafrost status` prints it.
+    pub(crate) session: String,
+}
 
 pub(crate) fn rm(context: &Context, arguments: &RmArguments) -> Result<(), Failure> {
     let name = &arguments.checkpoint;

@@ -4,9 +4,19 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
+use clap::Args;
 use permafrost_terminal::failure::{Code, Failure};
 
-use crate::cli::RegionArguments;
+#[derive(Debug, Args)]
+pub(crate) struct RegionArguments {
+    /// Arguments of `permafrostd region`: `check REGION`, `salvage REGION --to DIR`.
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ARGUMENTS"
+    )]
+    pub(crate) arguments: Vec<std::ffi::OsString>,
+}
 
 /// Becomes `permafrostd region`, with its output and exit code.
 pub(crate) fn region(arguments: &RegionArguments) -> Result<(), Failure> {

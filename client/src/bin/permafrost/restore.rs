@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
+use clap::Args;
 use permafrost_criu::options::{Operation, PassedOn};
 use permafrost_criu::origin::ProcessStat;
 use permafrost_criu::scratch::Scratch;
@@ -24,10 +25,59 @@ use permafrost_transport::control::ControlError;
 use rustix::process::{Pid, WaitOptions};
 use serde::Serialize;
 
-use crate::cli::RestoreArguments;
+use crate::arguments::{TurnArguments, checkpoint_name};
 use crate::delivery::{self, Delivered, Delivery, Tasks, Wanted};
 use crate::dump::name_of;
-use crate::trust;
+use crate::trust::{self, Rule};
+
+pub(crate) const RESTORE_EXAMPLES: &str = "\
+The images are built in memory and removed when CRIU is done. CRIU options of the dump that the restore \
+must repeat (--shell-job, --tcp-established, …) are repeated; yours win over them.
+
+Examples:
+    permafrost restore train                 the newest checkpoint, detached; prints the pid
+    permafrost restore train@3 --foreground  an older one, and wait until it ends
+";
+
+#[derive(Debug, Args)]
+pub(crate) struct RestoreArguments {
+    /// JOB or JOB@GEN.
+    #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
+    pub(crate) checkpoint: String,
+    #[command(flatten)]
+    pub(crate) turn: TurnArguments,
+    /// CRIU program.
+    #[arg(long, value_name = "PATH", env = "PERMAFROST_CRIU")]
+    pub(crate) criu: Option<PathBuf>,
+    /// Wait until the process ends.
+    #[arg(long)]
+    pub(crate) foreground: bool,
+    /// Build a whole images directory first, instead of letting CRIU read the images from the store. Takes
+    /// memory for all pages once more; for a CRIU whose --stream does not work.
+    #[arg(long)]
+    pub(crate) no_stream: bool,
+    /// Leave the images directory and the log, and print where. Implies --no-stream.
+    #[arg(long)]
+    pub(crate) keep_images: bool,
+    /// Build the images directory in this one instead of in memory. Implies --no-stream.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) work_dir: Option<PathBuf>,
+    /// Restore only what was dumped by these: node, agent:NAME, uid:UID, namespace:NAME or any [default: node on a storage node,
+    /// any through an agent]. A restore runs whatever the dump contains.
+    #[arg(
+        long,
+        value_name = "ORIGIN",
+        value_delimiter = ',',
+        env = "PERMAFROST_TRUST"
+    )]
+    pub(crate) trust: Vec<Rule>,
+    /// Repeat none of the CRIU options that the checkpoint records, only those given here.
+    #[arg(long)]
+    pub(crate) no_recorded_options: bool,
+    /// Options for CRIU.
+    #[arg(last = true, value_name = "CRIU ARGS")]
+    pub(crate) criu_arguments: Vec<String>,
+}
 
 /// Time limit for dead processes to free the pids that a restore needs.
 const REAP_PATIENCE: Duration = Duration::from_secs(3);

@@ -1,5 +1,6 @@
 //! `permafrost scrub`: verifies checkpoints and heals damaged pages.
 
+use clap::Args;
 use permafrost_protocol::control::{DamagedCheckpoint, Scrubbed, request};
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
@@ -7,7 +8,27 @@ use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
 use permafrost_terminal::progress::ProgressDisplay;
 
-use crate::cli::ScrubArguments;
+use crate::arguments::checkpoint_name;
+
+pub(crate) const SCRUB_EXAMPLES: &str = "\
+permafrostd does so by itself once in --scrub-period; this does it now, for what the node holds. A damaged \
+checkpoint gets a fresh copy from another node that has one. Where none can give it, the checkpoint stays as \
+it is, is shown as damaged, is not compared with by the next dump, and is looked at again every hour. \
+`permafrost verify` only reads.
+
+Exit code 7 when something is damaged and was not mended.
+
+Examples:
+    permafrost scrub               everything
+    permafrost scrub train@3       one checkpoint
+";
+
+#[derive(Debug, Args)]
+pub(crate) struct ScrubArguments {
+    /// JOB or JOB@GEN; everything without it.
+    #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
+    pub(crate) checkpoint: Option<String>,
+}
 
 pub(crate) fn scrub(context: &Context, arguments: &ScrubArguments) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;

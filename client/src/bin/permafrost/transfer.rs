@@ -2,8 +2,9 @@
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::Args;
 use permafrost_criu::scratch;
 use permafrost_protocol::control::{Exported, Verified, request};
 use permafrost_protocol::manifest::is_repeatable;
@@ -14,8 +15,42 @@ use permafrost_terminal::interrupt::Interrupts;
 use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
 use permafrost_terminal::table::facts;
 
-use crate::cli::{Durability, GetArguments, PutArguments, VerifyArguments};
+use crate::arguments::{Durability, checkpoint_name, job_name};
 use crate::dump::name_of;
+
+#[derive(Debug, Args)]
+pub(crate) struct GetArguments {
+    /// JOB or JOB@GEN.
+    #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
+    pub(crate) checkpoint: String,
+    /// Where to; created if need be. The images hold the process's secrets.
+    pub(crate) directory: PathBuf,
+    /// Write into a directory that is not empty.
+    #[arg(long, short)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PutArguments {
+    /// Job the checkpoint will belong to.
+    #[arg(value_parser = job_name)]
+    pub(crate) job: String,
+    /// A directory that `criu dump` wrote.
+    pub(crate) directory: PathBuf,
+    /// Do not compare with the job's newest checkpoint.
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// On how many nodes it must be durable before it is sealed [default: the node's].
+    #[arg(long, value_enum)]
+    pub(crate) durability: Option<Durability>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArguments {
+    /// JOB or JOB@GEN; everything without it.
+    #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
+    pub(crate) checkpoint: Option<String>,
+}
 
 pub(crate) fn get(context: &Context, arguments: &GetArguments) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;

@@ -14,6 +14,7 @@
 //! The control connection stays open for the whole dump, and the session is bound to it: however this command
 //! ends, no unfinished session is left.
 
+mod arguments;
 mod conclude;
 mod dependencies;
 mod guard;
@@ -34,9 +35,9 @@ use permafrost_protocol::control::{Checkpoint, Detail, ErrorCode, request};
 use permafrost_protocol::manifest::Origin;
 use permafrost_transport::control::{Connection, ControlError};
 
+pub(crate) use self::arguments::{DUMP_EXAMPLES, DumpArguments};
 pub(crate) use self::guard::{GuardArguments, guard};
 pub(crate) use self::report::Report;
-use crate::cli::DumpArguments;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;

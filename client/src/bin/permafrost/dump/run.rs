@@ -19,7 +19,7 @@ use permafrost_transport::control::{Connection, SOCKET_VARIABLE};
 use rustix::process::Signal;
 
 use super::{Parent, Places, Plan, Sealed, dependencies, guard};
-use crate::cli::Durability;
+use crate::arguments::Durability;
 use crate::transfer::open_directory;
 
 /// Interval at which progress is polled while CRIU runs.

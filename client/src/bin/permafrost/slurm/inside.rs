@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Parser as _;
+use clap::Args;
 use permafrost_protocol::control::{Detail, ErrorCode, request};
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
@@ -21,9 +21,8 @@ use super::streams::Streams;
 use super::supervise::Supervisor;
 use super::task::Task;
 use super::{RunArguments, pids};
-use crate::cli::{Cli, Command, RestoreArguments};
 use crate::dump::name_of;
-use crate::restore;
+use crate::restore::{self, RestoreArguments};
 
 /// Environment variable that distinguishes the inside from the outside: both have the same command line.
 pub(super) const VARIABLE: &str = "PERMAFROST_SLURM_INSIDE";
@@ -184,22 +183,19 @@ fn find(context: &Context, job: &Job) -> Result<Option<Detail>, Failure> {
 
 /// Returns the parsed arguments of `permafrost restore --foreground`.
 fn restore_arguments(arguments: &RunArguments, name: &str) -> Result<RestoreArguments, Failure> {
-    let mut line: Vec<OsString> = ["permafrost", "restore", "--foreground"]
-        .map(OsString::from)
-        .to_vec();
+    let mut line: Vec<OsString> = ["restore", "--foreground"].map(OsString::from).to_vec();
     if let Some(criu) = &arguments.criu {
         line.extend(["--criu".into(), criu.into()]);
     }
     line.push(name.into());
-    match parse(line)? {
-        Command::Restore(arguments) => Ok(arguments),
-        _ => Err(Failure::new(Code::Internal, "restore is another command")),
-    }
+    parse(line)
 }
 
-/// Parses a command line made by this program, so that every option not named has its default.
-pub(super) fn parse(line: Vec<OsString>) -> Result<Command, Failure> {
-    Cli::try_parse_from(line)
-        .map(|cli| cli.command)
+/// Parses the arguments of a command, behind its name, so that every option not named has its default.
+pub(super) fn parse<A: Args>(line: Vec<OsString>) -> Result<A, Failure> {
+    let command = A::augment_args(clap::Command::new("permafrost"));
+    command
+        .try_get_matches_from(line)
+        .and_then(|matches| A::from_arg_matches(&matches))
         .map_err(|error| Failure::new(Code::Internal, error.to_string()))
 }

@@ -17,8 +17,7 @@ use super::job::Job;
 use super::meaning::{Meaning, depends, meaning};
 use super::task::{End, Task, code_of_signal};
 use super::{REQUEUE, RunArguments};
-use crate::cli::{Command, DumpArguments};
-use crate::dump::{self, name_of};
+use crate::dump::{self, DumpArguments, name_of};
 
 /// Longest wait for an event when no checkpoint is due.
 const LONG: Duration = Duration::from_secs(3600);
@@ -230,7 +229,7 @@ impl<'a> Supervisor<'a> {
     }
 
     fn dump_arguments(&self, leave_running: bool) -> Result<DumpArguments, Failure> {
-        let mut line: Vec<OsString> = vec!["permafrost".into(), "dump".into(), "--pid".into()];
+        let mut line: Vec<OsString> = vec!["dump".into(), "--pid".into()];
         line.push(self.task.pid().to_string().into());
         line.extend(["--job".into(), self.job.lineage.clone().into()]);
         if leave_running {
@@ -252,10 +251,7 @@ impl<'a> Supervisor<'a> {
             }
         }
         line.extend(self.arguments.criu_option.iter().map(OsString::from));
-        match parse(line)? {
-            Command::Dump(arguments) => Ok(arguments),
-            _ => Err(Failure::new(Code::Internal, "dump is another command")),
-        }
+        parse(line)
     }
 
     fn tell(&self, failure: &Failure) {

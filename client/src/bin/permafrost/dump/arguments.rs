@@ -1,0 +1,86 @@
+//! Arguments of `permafrost dump`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use permafrost_criu::FreezeLimit;
+
+use crate::arguments::{Durability, TurnArguments, job_name};
+
+pub(crate) const DUMP_EXAMPLES: &str = "\
+Where others are before it, the dump waits for its turn; the process runs on meanwhile. \
+The process is frozen while CRIU takes its memory and permafrostd makes it durable; only then is it ended \
+(or resumed with --leave-running). When anything fails before that, or you press Ctrl-C, CRIU rolls back \
+and the process goes on. Once permafrostd has begun to seal the checkpoint, it takes a second Ctrl-C. \
+A freeze that reaches --freeze-limit is rolled back, even if permafrostd hangs or this command was killed.
+
+A tree that contains permafrostd, the agent, this command, or an etcd or a storage node that permafrostd needs is refused: \
+frozen, they could not end the freeze.
+
+Examples:
+    permafrost dump --pid 4242 --job train
+    permafrost dump --pid 4242 --job train --leave-running        a checkpoint of a process that goes on
+    permafrost dump --pid $! --job build --shell-job              started from this shell
+    permafrost dump --pid 4242 --job web --tcp-established
+    permafrost dump --pid 4242 --job web --priority 9 --deadline 30s     before others, where several wait
+    permafrost dump --pid 4242 --job train -- --ghost-limit 64M   any option of CRIU
+";
+
+#[derive(Debug, Args)]
+pub(crate) struct DumpArguments {
+    /// Root of the process tree.
+    #[arg(long, short)]
+    pub(crate) pid: u32,
+    /// Job the checkpoint belongs to.
+    #[arg(long, short, value_parser = job_name)]
+    pub(crate) job: String,
+    /// Let the process go on afterwards.
+    #[arg(long)]
+    pub(crate) leave_running: bool,
+    /// Take memory only, while the process runs, so that a later dump freezes it for less.
+    /// Needs soft-dirty bits in the kernel.
+    #[arg(long)]
+    pub(crate) pre_dump: bool,
+    /// Keep established TCP connections.
+    #[arg(long)]
+    pub(crate) tcp_established: bool,
+    /// The process belongs to a shell's session, or to a terminal.
+    #[arg(long)]
+    pub(crate) shell_job: bool,
+    /// Neither leave out nor compare with what the job's newest checkpoint has.
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// On how many nodes it must be durable before the process may end [default: the node's].
+    #[arg(long, value_enum)]
+    pub(crate) durability: Option<Durability>,
+    /// Longest time that the process may be frozen, such as 30s or 5m, from 1s: then CRIU rolls back and the process goes
+    /// on, whatever has become of permafrostd or of this command [default: 2m, and 10s more for each GiB that the
+    /// processes have in memory].
+    #[arg(long, value_name = "TIME", value_parser = parse_freeze_limit)]
+    pub(crate) freeze_limit: Option<FreezeLimit>,
+    #[command(flatten)]
+    pub(crate) turn: TurnArguments,
+    /// CRIU program.
+    #[arg(long, value_name = "PATH", env = "PERMAFROST_CRIU")]
+    pub(crate) criu: Option<PathBuf>,
+    /// Keep CRIU's log and statistics in this directory. Otherwise the log is kept on failure only.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) work_dir: Option<PathBuf>,
+    /// Program that CRIU calls to seal; next to this one unless told otherwise.
+    #[arg(long, value_name = "PATH", env = "PERMAFROST_ACTION", hide = true)]
+    pub(crate) action: Option<PathBuf>,
+    /// Options for CRIU.
+    #[arg(last = true, value_name = "CRIU ARGS")]
+    pub(crate) criu_arguments: Vec<String>,
+}
+
+/// Parses a freeze limit of the command line.
+fn parse_freeze_limit(text: &str) -> Result<FreezeLimit, String> {
+    let time = crate::reserve::parse_time(text)?;
+    FreezeLimit::new(time).ok_or_else(|| {
+        format!(
+            "CRIU needs some of it to roll back: name {} s or more",
+            FreezeLimit::SHORTEST.as_secs()
+        )
+    })
+}
