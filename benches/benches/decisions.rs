@@ -11,7 +11,7 @@ use divan::counter::ItemsCount;
 use permafrost_scheduling::cost::{Copies, NodeFigures, Replica, TaskFigures, TaskResources};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::Figure;
-use permafrost_scheduling::place::{Domain, NodeClass, PlacementRequest, Places};
+use permafrost_scheduling::place::{CopyTarget, Domain, NodeClass, PlacementRequest, Places};
 use permafrost_scheduling::preempt::{Candidate, Site, Terms, choose, plan};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 use permafrost_scheduling::resume::{Offer, Preference, Readers, rank};
@@ -197,10 +197,15 @@ fn put(places: &mut Places, node: u32) {
     } else {
         NodeClass::Reserved
     };
-    let free = Bytes::mib(u64::from(node % 100) * 1000);
-    places
-        .update(&figures(node), class, domain, free)
-        .expect("known figures");
+    let target = CopyTarget {
+        figures: &figures(node),
+        network: None,
+        ahead: Bytes::ZERO,
+        class,
+        domain,
+        free: Bytes::mib(u64::from(node % 100) * 1000),
+    };
+    places.update(&target).expect("known figures");
 }
 
 fn places(nodes: u32) -> Places {

@@ -1,10 +1,14 @@
-//! Placement of a dump of a given size and its copies.
+//! Placement of a dump of a given size and its copies: for `POST /v1/place`, and for the copies that replication and
+//! repair make.
 //!
-//! Rules in the order of their strength, as in the server's own placement: never two copies on one host; the node
-//! that takes the dump, when it can; reserved nodes before transient ones, whose copies do not count (paper 003);
-//! zones with fewest copies; a rack without one; then the time until the copy would be there. Nodes are kept by class
-//! and zone in trees that find the quickest without visiting all nodes.
+//! Rules in the order of their strength: never two copies on one host; the node that takes the dump, when it can;
+//! nodes whose copies count towards durability before those whose do not (transient ones, paper 003, and volatile
+//! media); zones with fewest copies; racks with fewest; then the time until the copy would be there. That time is
+//! paper 000's sum of queue, start and size/bandwidth, as measured. The name of a tier is no rule: it says nothing of a
+//! queue, or of the network before the medium. It orders only nodes that have measured nothing yet. Nodes are kept by
+//! class and zone in trees that find the quickest without visiting all nodes.
 
+mod domain;
 pub(crate) mod tree;
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,9 +19,12 @@ pub use permafrost_api_types::nodes::NodeClass;
 
 use crate::NodeId;
 use crate::cost::NodeFigures;
+use crate::estimator::SizedRates;
 use crate::figure::Missing;
-use crate::quantity::{Bytes, Seconds};
+use crate::quantity::{Bytes, BytesPerSecond, Seconds};
 use tree::{Line, Tree};
+
+pub use domain::DomainNumbers;
 
 /// Failure domains of a node. Numbered by the caller; racks and hosts are unique across zones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -33,10 +40,54 @@ pub struct Domain {
 /// Number of nodes of a zone that are examined for one in a rack without a copy.
 const RACK_ATTEMPTS: usize = 64;
 
+/// Bandwidth that a node is assumed to have before it has measured one: a gigabit link, bytes a second.
+const ASSUMED_BYTES_PER_S: f64 = 125e6;
+
+/// Time added for a node that has measured nothing, so that it comes after all that have. Three years.
+const UNMEASURED_S: f64 = 1e8;
+
+/// Time added for each step of the speed class of such a node: longer than any queue.
+const SLOWER_CLASS_S: f64 = 1e7;
+
+/// Time added for each number of such a node: equal ones come in the order of their numbers.
+const NEXT_NUMBER_S: f64 = 1e-6;
+
+/// Node that could take a copy.
+#[derive(Clone, Copy, Debug)]
+pub struct CopyTarget<'a> {
+    /// Figures of the node.
+    pub figures: &'a NodeFigures,
+    /// Bandwidth over which a copy comes ([`network`]); `None`: only the medium's counts.
+    pub network: Option<BytesPerSecond>,
+    /// Bytes that are on their way to it, and in no queue yet.
+    pub ahead: Bytes,
+    /// Class: copies on a reserved node count towards durability.
+    pub class: NodeClass,
+    /// Failure domains of the node.
+    pub domain: Domain,
+    /// Bytes that copies may take there.
+    pub free: Bytes,
+}
+
+/// Returns the bandwidth of a node's network: the median of its links'.
+pub fn network<'a>(links: impl Iterator<Item = &'a SizedRates>) -> Option<BytesPerSecond> {
+    let known = links.filter_map(|link| Some(link.sustained().known().ok()?.p50));
+    let mut known: Vec<BytesPerSecond> = known.collect();
+    let middle = known.len() / 2;
+    if known.is_empty() {
+        return None;
+    }
+    let (_, median, _) =
+        known.select_nth_unstable_by(middle, |a, b| a.value().total_cmp(&b.value()));
+    Some(*median)
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Known {
     class: NodeClass,
     domain: Domain,
+    /// Time that its own dump takes, which needs no network; `None` if it takes no copies.
+    own: Option<Line>,
 }
 
 /// Dump that is to be placed.
@@ -60,7 +111,8 @@ struct Rank {
     class: NodeClass,
     /// Copies that the zone has.
     in_zone: usize,
-    in_used_rack: bool,
+    /// Copies that the rack has.
+    in_rack: usize,
     time: Seconds,
     node: NodeId,
 }
@@ -70,7 +122,7 @@ struct Rank {
 pub struct PlacedCopy {
     /// Id of the node.
     pub node: NodeId,
-    /// Time until the copy would be there: queue, fixed time and write, at the median.
+    /// Time until the copy would be there, at the median: queue, fixed time, and write or network, whichever is slower.
     pub arrives_in: Seconds,
     /// True if the copy counts towards durability.
     pub durable: bool,
@@ -101,31 +153,68 @@ impl Places {
     /// # Errors
     ///
     /// [`Missing`] if its bandwidth for writing or its queue is not known: it is then not chosen, but counted.
-    pub fn update(
-        &mut self,
-        figures: &NodeFigures,
-        class: NodeClass,
-        domain: Domain,
-        free: Bytes,
-    ) -> Result<(), Missing> {
-        let node = figures.node;
-        let line = match line(figures, free) {
-            Ok(line) => line,
-            Err(missing) => {
-                self.remove(node);
-                self.unranked.insert(node, missing);
-                return Err(missing);
+    pub fn update(&mut self, target: &CopyTarget<'_>) -> Result<(), Missing> {
+        let node = target.figures.node;
+        match line(target) {
+            Ok(own) => {
+                let network = target.network.map_or(0.0, |rate| 1.0 / rate.value());
+                let per_byte = own.per_byte.max(network);
+                self.put(target, own, Line { per_byte, ..own });
+                Ok(())
             }
+            Err(missing) => {
+                self.occupy(node, target.class, target.domain);
+                self.unranked.insert(node, missing);
+                Err(missing)
+            }
+        }
+    }
+
+    /// Lets a node be chosen that has not measured its speed: after those that have, where classes, zones and racks do
+    /// not decide. Of several such nodes the one of the lower `speed_class` comes first, then the one that gets fewer
+    /// bytes already, then the one of the lower number.
+    pub fn assume(&mut self, target: &CopyTarget<'_>, speed_class: u8) {
+        let node = target.figures.node;
+        let per_byte = 1.0 / ASSUMED_BYTES_PER_S;
+        let start = UNMEASURED_S
+            + f64::from(speed_class) * SLOWER_CLASS_S
+            + target.ahead.count() as f64 * per_byte
+            + f64::from(node.0) * NEXT_NUMBER_S;
+        let line = Line {
+            node,
+            start,
+            per_byte,
+            free: target.free,
         };
+        self.put(target, line, line);
+    }
+
+    /// Keeps the domain of a node that takes no copies now, but may hold some.
+    pub fn occupy(&mut self, node: NodeId, class: NodeClass, domain: Domain) {
+        self.remove(node);
+        let known = Known {
+            class,
+            domain,
+            own: None,
+        };
+        self.known.insert(node, known);
+    }
+
+    fn put(&mut self, target: &CopyTarget<'_>, own: Line, over_network: Line) {
+        let (node, class, domain) = (own.node, target.class, target.domain);
         let key = (class, domain.zone);
         let is_moved = |known: &Known| (known.class, known.domain.zone) != key;
         if self.known.get(&node).is_some_and(is_moved) {
             self.remove(node);
         }
         self.unranked.remove(&node);
-        self.known.insert(node, Known { class, domain });
-        self.trees.entry(key).or_default().put(line);
-        Ok(())
+        let known = Known {
+            class,
+            domain,
+            own: Some(own),
+        };
+        self.known.insert(node, known);
+        self.trees.entry(key).or_default().put(over_network);
     }
 
     /// Forgets a node.
@@ -187,11 +276,12 @@ impl Places {
                 .copied()
                 .collect(),
             hosts: domains.clone().map(|domain| domain.host).collect(),
-            racks: domains.clone().map(|domain| domain.rack).collect(),
-            zones: Vec::new(),
+            racks: Counts::default(),
+            zones: Counts::default(),
         };
         for domain in domains {
-            taken.count_zone(domain.zone);
+            taken.racks.add(domain.rack);
+            taken.zones.add(domain.zone);
         }
         taken
     }
@@ -207,14 +297,13 @@ impl Places {
         if !taken.allows(node, known.domain) {
             return None;
         }
-        let tree = self.trees.get(&(known.class, known.domain.zone))?;
-        Some((node, tree.time(node, size)?, known))
+        Some((node, known.own?.time(size)?, known))
     }
 
     fn best(&self, size: Bytes, taken: &Taken) -> Option<(NodeId, Seconds, Known)> {
         let mut best: Option<(Rank, (NodeId, Seconds, Known))> = None;
         for (&(class, zone), tree) in &self.trees {
-            let copies = taken.in_zone(zone);
+            let copies = taken.zones.of(zone);
             // Nothing in it comes before what there is.
             let is_late = |(rank, _): &(Rank, _)| (rank.class, rank.in_zone) < (class, copies);
             if best.as_ref().is_some_and(is_late) {
@@ -226,7 +315,7 @@ impl Places {
             let rank = Rank {
                 class,
                 in_zone: copies,
-                in_used_rack: taken.racks.contains(known.domain.rack),
+                in_rack: taken.racks.of(known.domain.rack),
                 time,
                 node,
             };
@@ -237,7 +326,7 @@ impl Places {
         best.map(|(_, found)| found)
     }
 
-    /// Returns the quickest node of a tree, in a rack without a copy if there is one among the next.
+    /// Returns the quickest node of a tree, in a rack with fewer copies if there is one among the next.
     fn best_of(&self, tree: &Tree, size: Bytes, taken: &Taken) -> Option<(NodeId, Seconds, Known)> {
         let mut allowed = tree.quickest(size).filter_map(|(node, time)| {
             let known = *self.known.get(&node)?;
@@ -245,22 +334,24 @@ impl Places {
                 .allows(node, known.domain)
                 .then_some((node, time, known))
         });
-        let quickest = allowed.next()?;
-        let is_new = |known: &Known| !taken.racks.contains(known.domain.rack);
-        if is_new(&quickest.2) {
-            return Some(quickest);
-        }
+        let mut best = allowed.next()?;
+        let mut copies = taken.racks.of(best.2.domain.rack);
         let mut others = allowed.take(RACK_ATTEMPTS);
-        Some(
-            others
-                .find(|(_, _, known)| is_new(known))
-                .unwrap_or(quickest),
-        )
+        while copies > 0
+            && let Some(other) = others.next()
+        {
+            let in_rack = taken.racks.of(other.2.domain.rack);
+            if in_rack < copies {
+                (best, copies) = (other, in_rack);
+            }
+        }
+        Some(best)
     }
 }
 
-fn line(figures: &NodeFigures, free: Bytes) -> Result<Line, Missing> {
-    let queue = figures.write_wait(Bytes::ZERO)?;
+fn line(target: &CopyTarget<'_>) -> Result<Line, Missing> {
+    let figures = target.figures;
+    let queue = figures.write_wait(target.ahead)?;
     let rate = figures.write.sustained().known()?;
     // A fixed time that was never measured counts as 0 on every node.
     let fixed = figures.dump_start.known().map_or(0.0, |t| t.p50.value());
@@ -268,7 +359,7 @@ fn line(figures: &NodeFigures, free: Bytes) -> Result<Line, Missing> {
         node: figures.node,
         start: queue.p50.value() + fixed,
         per_byte: 1.0 / rate.p50.value(),
-        free,
+        free: target.free,
     })
 }
 
@@ -296,33 +387,38 @@ impl<T: Ord> FromIterator<T> for Few<T> {
     }
 }
 
+/// Number of copies in each rack, or in each zone, that has any.
+#[derive(Debug, Default)]
+struct Counts(Vec<(u32, usize)>);
+
+impl Counts {
+    fn add(&mut self, one: u32) {
+        match self.0.iter_mut().find(|(other, _)| *other == one) {
+            Some((_, count)) => *count += 1,
+            None => self.0.push((one, 1)),
+        }
+    }
+
+    fn of(&self, one: u32) -> usize {
+        let found = self.0.iter().find(|(other, _)| *other == one);
+        found.map_or(0, |(_, count)| *count)
+    }
+}
+
 /// Nodes, hosts, racks and zones that are used already.
 #[derive(Debug)]
 struct Taken {
     nodes: Few<NodeId>,
     hosts: Few<u32>,
-    racks: Few<u32>,
-    /// Number of copies in each zone that has copies.
-    zones: Vec<(u32, usize)>,
+    racks: Counts,
+    zones: Counts,
 }
 
 impl Taken {
     fn take(&mut self, domain: Domain) {
         self.hosts.insert(domain.host);
-        self.racks.insert(domain.rack);
-        self.count_zone(domain.zone);
-    }
-
-    fn count_zone(&mut self, zone: u32) {
-        match self.zones.iter_mut().find(|(other, _)| *other == zone) {
-            Some((_, count)) => *count += 1,
-            None => self.zones.push((zone, 1)),
-        }
-    }
-
-    fn in_zone(&self, zone: u32) -> usize {
-        let found = self.zones.iter().find(|(other, _)| *other == zone);
-        found.map_or(0, |(_, count)| *count)
+        self.racks.add(domain.rack);
+        self.zones.add(domain.zone);
     }
 
     fn allows(&self, node: NodeId, domain: Domain) -> bool {
@@ -341,6 +437,17 @@ mod tests {
 
     struct Node(u32, NodeClass, u32, u32, u64);
 
+    fn target(figures: &NodeFigures, class: NodeClass, domain: Domain) -> CopyTarget<'_> {
+        CopyTarget {
+            figures,
+            network: None,
+            ahead: Bytes::ZERO,
+            class,
+            domain,
+            free: Bytes::new(50 * GB),
+        }
+    }
+
     /// Makes nodes that write 1 GB/s, each a host of its own; the last number is the size of its queue, GB.
     fn places(nodes: &[Node]) -> Places {
         let mut places = Places::default();
@@ -356,8 +463,7 @@ mod tests {
                 rack,
                 host: id,
             };
-            let free = Bytes::new(50 * GB);
-            places.update(&figures, class, domain, free).unwrap();
+            places.update(&target(&figures, class, domain)).unwrap();
         }
         places
     }
@@ -434,6 +540,83 @@ mod tests {
     }
 
     #[test]
+    fn a_holder_that_takes_nothing_keeps_its_host_rack_and_zone() {
+        let mut places = places(&[Node(2, Reserved, 0, 1, 0), Node(3, Reserved, 0, 2, 9)]);
+        let domain = Domain {
+            zone: 0,
+            rack: 1,
+            host: 1,
+        };
+        places.occupy(NodeId(1), Reserved, domain);
+        let wanted = PlacementRequest {
+            holders: &[NodeId(1)],
+            ..wanted(2)
+        };
+        assert_eq!(chosen(&places, &wanted), [3]);
+    }
+
+    #[test]
+    fn a_rack_with_one_copy_goes_before_a_rack_with_two() {
+        let places = places(&[
+            Node(1, Reserved, 0, 1, 0),
+            Node(2, Reserved, 0, 1, 0),
+            Node(3, Reserved, 0, 2, 0),
+            Node(4, Reserved, 0, 1, 1),
+            Node(5, Reserved, 0, 2, 9),
+        ]);
+        let wanted = PlacementRequest {
+            holders: &[NodeId(1), NodeId(2), NodeId(3)],
+            ..wanted(4)
+        };
+        assert_eq!(chosen(&places, &wanted), [5]);
+    }
+
+    #[test]
+    fn a_copy_comes_over_the_network_and_the_local_dump_does_not() {
+        let mut places = Places::default();
+        let figures = NodeFigures {
+            write: SizedRates::uniform(Figure::given(BytesPerSecond::new(1e9).unwrap())),
+            write_queue: Figure::given(Bytes::ZERO),
+            ..NodeFigures::unknown(NodeId(1))
+        };
+        let domain = Domain {
+            zone: 0,
+            rack: 0,
+            host: 0,
+        };
+        let slow = CopyTarget {
+            network: BytesPerSecond::new(1e8).ok(),
+            ..target(&figures, Reserved, domain)
+        };
+        places.update(&slow).unwrap();
+        let arrives = |local| {
+            let placement = places.place(&PlacementRequest { local, ..wanted(1) });
+            placement.nodes[0].arrives_in.value()
+        };
+        assert!((arrives(None) - 50.0).abs() < 1e-6);
+        assert!((arrives(Some(NodeId(1))) - 5.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn unmeasured_nodes_come_last_by_class_of_speed_then_by_what_they_get() {
+        let mut places = places(&[Node(9, Reserved, 0, 9, 900)]);
+        for (id, speed_class, ahead) in [(1, 1, 0), (2, 0, 1), (3, 0, 0), (4, 0, 0)] {
+            let figures = NodeFigures::unknown(NodeId(id));
+            let domain = Domain {
+                zone: 0,
+                rack: id,
+                host: id,
+            };
+            let unmeasured = CopyTarget {
+                ahead: Bytes::new(ahead * GB),
+                ..target(&figures, Reserved, domain)
+            };
+            places.assume(&unmeasured, speed_class);
+        }
+        assert_eq!(chosen(&places, &wanted(5)), [9, 3, 4, 2, 1]);
+    }
+
+    #[test]
     fn no_node_without_room_and_none_that_is_unknown() {
         let mut places = places(&[Node(1, Reserved, 0, 1, 0)]);
         let large = PlacementRequest {
@@ -448,11 +631,7 @@ mod tests {
             host: 1,
         };
         let unknown = NodeFigures::unknown(NodeId(1));
-        assert!(
-            places
-                .update(&unknown, Reserved, domain, Bytes::new(GB))
-                .is_err()
-        );
+        assert!(places.update(&target(&unknown, Reserved, domain)).is_err());
         let placement = places.place(&wanted(1));
         assert_eq!((placement.missing, placement.unranked), (1, 1));
         assert!(places.why_unranked(NodeId(1)).is_some());

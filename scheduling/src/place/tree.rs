@@ -24,6 +24,13 @@ pub(crate) struct Line {
     pub(crate) free: Bytes,
 }
 
+impl Line {
+    /// Returns the time of a dump of `size`; `None` if it has no room.
+    pub(crate) fn time(&self, size: Bytes) -> Option<Seconds> {
+        Bound::of(Some(self)).time(size)
+    }
+}
+
 /// Lower bound that holds for all lines below a place.
 #[derive(Clone, Copy, Debug)]
 struct Bound {
@@ -152,13 +159,6 @@ impl Tree {
             self.join(place);
         }
         self.changes = 0;
-    }
-
-    /// Returns the time of one node; `None` without room there.
-    pub(crate) fn time(&self, node: NodeId, size: Bytes) -> Option<Seconds> {
-        let slot = self.slots.get(&node)?;
-        let line = self.leaves.get(*slot)?;
-        Bound::of(line.as_ref()).time(size)
     }
 
     /// Nodes with room for `size`, the quickest first. Of equals any may be first.

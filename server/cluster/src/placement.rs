@@ -1,12 +1,23 @@
 //! Chooses the nodes for the copies of a dump. A pure function of what is known of the nodes.
 //!
-//! Rules, the stronger first: never two copies on one host; only nodes that are alive, take copies and have room;
-//! nodes whose copies count towards durability before those whose do not (transient ones, volatile media); zones
-//! that have no copy yet, then racks; then how soon the copy would be there: tier, bandwidth and queue; then the
-//! name, so that the same facts give the same choice.
+//! The rules and their order are those of [`permafrost_scheduling::place`], by which the API answers `POST /v1/place`:
+//! both name the same nodes in the same order. Only nodes are chosen that are alive, take copies and have room. Of a node
+//! that has not measured its speed the API can say no time, and leaves it out; here it comes last in its zone.
+
+use std::time::Duration;
+
+use permafrost_metering::costs::{Believed, believe};
+use permafrost_scheduling::NodeId;
+use permafrost_scheduling::place::{
+    CopyTarget, DomainNumbers, NodeClass, PlacementRequest, Places, network,
+};
+use permafrost_scheduling::quantity::Bytes;
 
 use super::nodes::LiveNode;
-use super::values::{MemberState, NodeFacts, Tier};
+use super::values::{FailureDomain, MemberState};
+
+/// Size by which nodes are compared for a dump of unknown size: it shows which node is faster.
+const UNKNOWN_SIZE: Bytes = Bytes::mib(1 << 10);
 
 /// Request for a placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,37 +48,77 @@ pub struct ChosenNodes {
 /// Chooses nodes for `wanted.copies` copies.
 #[must_use]
 pub fn place(nodes: &[LiveNode], wanted: &CopiesWanted<'_>) -> ChosenNodes {
-    let mut taken: Vec<&LiveNode> = nodes
-        .iter()
-        .filter(|node| wanted.holders.contains(&node.facts.name))
-        .collect();
+    // Numbered by name, so that the same facts give the same choice.
+    let mut by_name: Vec<&LiveNode> = nodes.iter().collect();
+    by_name.sort_unstable_by(|a, b| a.facts.name.cmp(&b.facts.name));
+    let numbered = || (0..).map(NodeId).zip(&by_name);
+    let index = index(numbered(), wanted.size_bytes);
+    let ids = |names: &[String]| -> Vec<NodeId> {
+        let named = numbered().filter(|(_, node)| names.contains(&node.facts.name));
+        named.map(|(id, _)| id).collect()
+    };
     // A holder that is not live has a copy that may come back; it is not counted, because that is uncertain.
-    let mut durable = taken.iter().filter(|node| counts(node)).count();
-    let mut placed = taken.len();
-    let mut chosen = Vec::new();
-    while placed < wanted.copies {
-        let candidates = nodes
-            .iter()
-            .filter(|node| is_fit(node, wanted))
-            .filter(|node| taken.iter().all(|other| host(other) != host(node)));
-        let Some(best) = candidates.min_by_key(|node| rank(node, wanted, &taken)) else {
-            break;
-        };
-        taken.push(best);
-        durable += usize::from(counts(best));
-        placed += 1;
-        chosen.push(best.facts.name.clone());
-    }
+    let holders = ids(wanted.holders);
+    let local = numbered().find(|(_, node)| node.facts.name == wanted.local);
+    let chosen = index.place(&PlacementRequest {
+        size: match wanted.size_bytes {
+            0 => UNKNOWN_SIZE,
+            size => Bytes::new(size),
+        },
+        copies: wanted.copies,
+        local: local.map(|(id, _)| id),
+        holders: &holders,
+        without: &ids(wanted.without),
+    });
+    let node = |id: NodeId| by_name.get(id.0 as usize);
+    let durable = holders.iter().filter_map(|&id| node(id));
+    let durable = durable.filter(|node| node.facts.counts()).count();
+    let names = chosen.nodes.iter().filter_map(|placed| node(placed.node));
     ChosenNodes {
-        nodes: chosen,
-        durable,
-        missing: wanted.copies.saturating_sub(placed),
+        nodes: names.map(|node| node.facts.name.clone()).collect(),
+        durable: durable + chosen.nodes.iter().filter(|placed| placed.durable).count(),
+        missing: chosen.missing,
     }
 }
 
-/// Returns true if a copy on the node counts towards durability.
-fn counts(node: &LiveNode) -> bool {
-    node.facts.counts()
+/// Returns an index of the nodes with room for `size_bytes`, and of the domains of the others.
+fn index<'a>(nodes: impl Iterator<Item = (NodeId, &'a &'a LiveNode)>, size_bytes: u64) -> Places {
+    let mut domains = DomainNumbers::default();
+    let mut index = Places::default();
+    for (id, node) in nodes {
+        let facts = &node.facts;
+        let FailureDomain { host, rack, zone } = &facts.domain;
+        let domain = domains.number(&facts.name, zone, rack, host);
+        let class = if facts.counts() {
+            NodeClass::Reserved
+        } else {
+            NodeClass::Transient
+        };
+        if !has_room(node, size_bytes) {
+            index.occupy(id, class, domain);
+            continue;
+        }
+        let report = facts.figures.as_ref();
+        let believed = report.map_or_else(
+            || Believed::nothing(id),
+            |report| believe(None, report, Duration::ZERO, id),
+        );
+        // The planner of repair adds the copies that it has just planned.
+        let reported = report.map_or(0, |report| report.write_queue.bytes);
+        let target = CopyTarget {
+            figures: &believed.figures,
+            network: network(believed.links.values()),
+            ahead: Bytes::new(facts.queued_bytes.saturating_sub(reported)),
+            class,
+            domain,
+            // The room was compared with the size, which may be unknown.
+            free: Bytes::MAX,
+        };
+        if index.update(&target).is_err() {
+            index.assume(&target, facts.tier as u8);
+        }
+    }
+    index
 }
 
 /// Returns true if a node takes copies, and has room for one of that size.
@@ -75,13 +126,6 @@ pub(super) fn has_room(node: &LiveNode, size_bytes: u64) -> bool {
     let facts = &node.facts;
     let room = facts.room_bytes();
     node.state == MemberState::Active && facts.takes_copies() && room > 0 && room >= size_bytes
-}
-
-fn is_fit(node: &LiveNode, wanted: &CopiesWanted<'_>) -> bool {
-    let facts = &node.facts;
-    has_room(node, wanted.size_bytes)
-        && !wanted.without.contains(&facts.name)
-        && !wanted.holders.contains(&facts.name)
 }
 
 /// Returns the host of a node, the smallest failure domain. Hosts are compared within their rack and zone:
@@ -96,56 +140,29 @@ pub(super) fn host(node: &LiveNode) -> (&str, &str, &str) {
     }
 }
 
-fn rack(node: &LiveNode) -> (&str, &str) {
-    (&node.facts.domain.zone, &node.facts.domain.rack)
-}
-
-fn zone(node: &LiveNode) -> &str {
-    &node.facts.domain.zone
-}
-
-/// Rank of a candidate, compared part by part; smaller is better.
-type Rank<'a> = (bool, bool, usize, usize, Tier, u64, &'a str);
-
-fn rank<'a>(node: &'a LiveNode, wanted: &CopiesWanted<'_>, taken: &[&LiveNode]) -> Rank<'a> {
-    let in_zone = taken.iter().filter(|other| zone(other) == zone(node));
-    let in_rack = taken.iter().filter(|other| rack(other) == rack(node));
-    (
-        node.facts.name != wanted.local,
-        !counts(node),
-        in_zone.count(),
-        in_rack.count(),
-        node.facts.tier,
-        arrival_ms(&node.facts, wanted.size_bytes),
-        &node.facts.name,
-    )
-}
-
-/// Returns the time in which the copy would arrive if no other transfer came, milliseconds; unknown bandwidth
-/// counts as slow.
-fn arrival_ms(facts: &NodeFacts, size_bytes: u64) -> u64 {
-    /// A gigabit link, bytes a second.
-    const UNKNOWN: u64 = 125_000_000;
-    let measured = |bytes_per_s: u64| {
-        if bytes_per_s == 0 {
-            UNKNOWN
-        } else {
-            bytes_per_s
-        }
-    };
-    let bytes_per_s = measured(facts.write_bytes_per_s).min(measured(facts.network_bytes_per_s));
-    // For a dump of unknown size, this still shows which node is faster.
-    let bytes = facts.queued_bytes.saturating_add(size_bytes.max(1 << 30));
-    let ms = u128::from(bytes) * 1000 / u128::from(bytes_per_s);
-    u64::try_from(ms).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::values::{FailureDomain, NodeClass};
+    use permafrost_metering::QueueReport;
+    use permafrost_metering::costs::NodeReport;
+    use permafrost_scheduling::estimator::SizedRates;
+    use permafrost_scheduling::figure::Figure;
+    use permafrost_scheduling::quantity::BytesPerSecond;
+
+    use super::super::values::{NodeFacts, Tier};
     use super::*;
+
+    fn is_fit(node: &LiveNode, wanted: &CopiesWanted<'_>) -> bool {
+        let name = &node.facts.name;
+        has_room(node, wanted.size_bytes)
+            && !wanted.without.contains(name)
+            && !wanted.holders.contains(name)
+    }
+
+    fn zone(node: &LiveNode) -> &str {
+        &node.facts.domain.zone
+    }
 
     fn node(name: &str, zone: &str, rack: &str, host: &str) -> LiveNode {
         LiveNode {
@@ -261,23 +278,43 @@ mod tests {
         assert_eq!(placement.durable, 2);
     }
 
+    fn measured(node: &mut LiveNode, write: f64, link: f64, queued_gib: u64) {
+        let rate = |gib_per_s: f64| {
+            let rate = BytesPerSecond::new(gib_per_s * (1 << 30) as f64).unwrap();
+            SizedRates::uniform(Figure::given(rate))
+        };
+        node.facts.queued_bytes = queued_gib << 30;
+        node.facts.figures = Some(NodeReport {
+            write: rate(write),
+            write_queue: QueueReport {
+                bytes: queued_gib << 30,
+                ..QueueReport::default()
+            },
+            links: [("z".to_owned(), rate(link))].into(),
+            ..NodeReport::default()
+        });
+    }
+
     #[test]
-    fn the_faster_and_the_less_busy_are_preferred() {
+    fn the_sooner_is_preferred_whatever_the_tier_and_the_unmeasured_come_last() {
         let mut nodes = [
             node("a", "", "", "a"),
             node("b", "", "", "b"),
             node("c", "", "", "c"),
             node("d", "", "", "d"),
+            node("e", "", "", "e"),
         ];
+        measured(&mut nodes[1], 1.0, 0.01, 0);
+        measured(&mut nodes[2], 4.0, 1.0, 8);
+        measured(&mut nodes[3], 1.0, 1.0, 0);
+        nodes[2].facts.tier = Tier::Pmem;
+        assert_eq!(place(&nodes, &wanted(5)).nodes, ["a", "d", "c", "b", "e"]);
+        // Nothing is measured: the medium's kind is all that is known.
         for node in &mut nodes {
-            node.facts.write_bytes_per_s = 1 << 30;
-            node.facts.network_bytes_per_s = 1 << 30;
+            node.facts.figures = None;
+            node.facts.queued_bytes = 0;
         }
-        nodes[1].facts.network_bytes_per_s = 1 << 20;
-        nodes[2].facts.queued_bytes = 8 << 30;
-        assert_eq!(place(&nodes, &wanted(4)).nodes, ["a", "d", "c", "b"]);
-        nodes[1].facts.tier = Tier::Pmem;
-        assert_eq!(place(&nodes, &wanted(2)).nodes, ["a", "b"]);
+        assert_eq!(place(&nodes, &wanted(3)).nodes, ["a", "c", "b"]);
     }
 
     prop_compose! {

@@ -39,6 +39,7 @@ use crate::denials::{DENIED_FILE, DenialLists};
 use crate::metrics::{self, CertificateNumbers, Metrics};
 use crate::peers::NodeHandler;
 
+pub use source::node_entry;
 pub use startup::StartError;
 
 /// Shortest and longest period between searches for parked dumps and sessions that have outlived their retention.

@@ -114,42 +114,7 @@ impl OfDaemon {
             facts.figures.as_ref()
         };
         let believed = reports.take(&facts.name, report, NodeId(0), now);
-        let reported = report.is_some();
-        let Believed {
-            figures,
-            links,
-            write_queue,
-            read_queue,
-            emulated,
-            doubts,
-        } = believed;
-        let length = |queue: QueueReport| reported.then(|| length(queue));
-        NodeEntry {
-            address: facts.address.clone(),
-            // A failed node is reported as drained: it gets no new copies, and its copies are read.
-            state: match state {
-                MemberState::Active if !facts.failed.is_empty() => api::NodeState::Drained,
-                state => state_of(state),
-            },
-            stopping: facts.draining,
-            class: facts.class,
-            zone: facts.domain.zone.clone(),
-            rack: facts.domain.rack.clone(),
-            host: facts.domain.host.clone(),
-            version: facts.version.clone(),
-            tier: facts.tier.word().to_owned(),
-            emulated,
-            capacity_bytes: facts.capacity_bytes,
-            free_bytes: facts.free_bytes,
-            room_bytes: facts.room_bytes(),
-            durable: facts.counts(),
-            figures,
-            write_queue: length(write_queue),
-            read_queue: length(read_queue),
-            links,
-            doubts,
-            ..NodeEntry::unknown(&facts.name)
-        }
+        node_entry(facts, believed, report.is_some(), state)
     }
 
     fn only_this(&self, reports: &mut Reports) -> Vec<NodeEntry> {
@@ -374,6 +339,51 @@ fn event_of(store: &ClusteredStore, event: permafrost_store::StoreEvent) -> Opti
             generation,
         }),
         _ => None,
+    }
+}
+
+/// Returns a node as the API sees it: with its facts, and what is believed of its report.
+#[must_use]
+pub fn node_entry(
+    facts: &NodeFacts,
+    believed: Believed,
+    reported: bool,
+    state: MemberState,
+) -> NodeEntry {
+    let Believed {
+        figures,
+        links,
+        write_queue,
+        read_queue,
+        emulated,
+        doubts,
+    } = believed;
+    let length = |queue: QueueReport| reported.then(|| length(queue));
+    NodeEntry {
+        address: facts.address.clone(),
+        // A failed node is reported as drained: it gets no new copies, and its copies are read.
+        state: match state {
+            MemberState::Active if !facts.failed.is_empty() => api::NodeState::Drained,
+            state => state_of(state),
+        },
+        stopping: facts.draining,
+        class: facts.class,
+        zone: facts.domain.zone.clone(),
+        rack: facts.domain.rack.clone(),
+        host: facts.domain.host.clone(),
+        version: facts.version.clone(),
+        tier: facts.tier.word().to_owned(),
+        emulated,
+        capacity_bytes: facts.capacity_bytes,
+        free_bytes: facts.free_bytes,
+        room_bytes: facts.room_bytes(),
+        durable: facts.counts(),
+        figures,
+        write_queue: length(write_queue),
+        read_queue: length(read_queue),
+        links,
+        doubts,
+        ..NodeEntry::unknown(&facts.name)
     }
 }
 

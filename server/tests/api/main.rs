@@ -1,6 +1,7 @@
 //! The HTTP API over a source of plain data: what is answered is worked out by hand, and each answer is checked against
 //! the document that the API gives of itself.
 
+mod alike;
 mod bad;
 mod batches;
 mod document;

@@ -2,10 +2,7 @@
 
 use clap::Args;
 use permafrost_protocol::PAGE_BYTES;
-use permafrost_protocol::control::{
-    CertificateStatus, Checkpoint, Checkpoints, ClusterStatus, Detail, NamespaceUsage, QueueStatus,
-    ScrubStatus, ServerStatus, request,
-};
+use permafrost_protocol::control::{Checkpoint, Checkpoints, Detail, request};
 use permafrost_protocol::manifest::{AddressSpace, Kind, Manifest, SpaceType};
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};

@@ -7,8 +7,8 @@ use std::time::Instant;
 use permafrost_api_types::nodes::NodeClass;
 use permafrost_scheduling::cost::NodeFigures;
 use permafrost_scheduling::figure::{Estimate, Figure, Missing};
-use permafrost_scheduling::place::{Domain, Places};
-use permafrost_scheduling::quantity::{Bytes, Seconds};
+use permafrost_scheduling::place::{CopyTarget, Domain, DomainNumbers, Places};
+use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 use permafrost_scheduling::resume::Readers;
 use permafrost_scheduling::{NodeId, estimator::SizedRates};
 use permafrost_store::StoreError;
@@ -24,9 +24,7 @@ const SPARE_NUMBERS: usize = 4096;
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
     nodes: Numbers<String>,
-    zones: Numbers<String>,
-    racks: Numbers<(String, String)>,
-    hosts: Numbers<(Option<(String, String)>, String)>,
+    domains: DomainNumbers,
     places: Places,
     readers: Readers,
     /// Indexed facts of each node.
@@ -39,7 +37,7 @@ pub(crate) struct Builder {
 struct Indexed {
     write: Option<(f64, f64)>,
     read: Option<(f64, f64)>,
-    class: NodeClass,
+    network: Option<BytesPerSecond>,
     domain: Domain,
     room: u64,
     durable: bool,
@@ -75,7 +73,7 @@ impl Builder {
     }
 
     fn begin_anew_if_many_are_gone(&mut self, count: usize) {
-        let given = self.nodes.len().max(self.racks.len()).max(self.hosts.len());
+        let given = self.nodes.len().max(self.domains.len());
         if given > 2 * count + SPARE_NUMBERS {
             *self = Self::default();
         }
@@ -91,7 +89,9 @@ impl Builder {
             if place >= nodes.len() {
                 nodes.resize_with(place + 1, || None);
             }
-            let domain = self.domain(&entry);
+            let domain = self
+                .domains
+                .number(&entry.name, &entry.zone, &entry.rack, &entry.host);
             let node = Node {
                 entry,
                 links: Links::default(),
@@ -107,23 +107,6 @@ impl Builder {
             node.links = Links::new(links, |name| self.nodes.get(name).map(NodeId));
         }
         nodes
-    }
-
-    /// Returns a node's failure domain as the server's own placement does: unknown parts are equal for all nodes,
-    /// but for the machine.
-    fn domain(&mut self, entry: &NodeEntry) -> Domain {
-        // A host is one in its rack and zone only: names may be used twice. A node without a host fails alone.
-        let host = if entry.host.is_empty() {
-            (None, entry.name.clone())
-        } else {
-            let rack = (entry.zone.clone(), entry.rack.clone());
-            (Some(rack), entry.host.clone())
-        };
-        Domain {
-            zone: self.zones.number(&entry.zone),
-            rack: self.racks.number(&(entry.zone.clone(), entry.rack.clone())),
-            host: self.hosts.number(&host),
-        }
     }
 
     /// Updates the indexes for a node that has changed: most have not.
@@ -142,7 +125,7 @@ impl Builder {
         let now = Indexed {
             write: line(write_wait, &figures.write, &figures.dump_start),
             read: line(figures.read_wait(), &figures.read, &figures.restore_start),
-            class: node.entry.class,
+            network: node.network(),
             domain,
             room: node.entry.room_bytes,
             durable: node.entry.durable,
@@ -203,15 +186,23 @@ fn figures(id: NodeId, entry: &NodeEntry) -> NodeFigures {
 /// Puts a node into the indexes, or removes it from those in which it has no place.
 pub(super) fn index(node: &Node, domain: Domain, places: &mut Places, readers: &mut Readers) {
     let figures = &node.entry.figures;
+    let class = if node.entry.durable {
+        NodeClass::Reserved
+    } else {
+        NodeClass::Transient
+    };
     if node.takes_dumps() && node.entry.room_bytes > 0 {
-        let class = if node.entry.durable {
-            NodeClass::Reserved
-        } else {
-            NodeClass::Transient
-        };
-        let room = Bytes::new(node.entry.room_bytes);
         // A node with unknown figures is not chosen, but the index counts it.
-        let _ = places.update(figures, class, domain, room);
+        let _ = places.update(&CopyTarget {
+            figures,
+            network: node.network(),
+            ahead: Bytes::ZERO,
+            class,
+            domain,
+            free: Bytes::new(node.entry.room_bytes),
+        });
+    } else if node.entry.live {
+        places.occupy(figures.node, class, domain);
     } else {
         places.remove(figures.node);
     }

@@ -13,8 +13,8 @@ use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::{NodeFigures, Replica};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Figure, Missing, What};
-use permafrost_scheduling::place::{PlacementRequest, Places};
-use permafrost_scheduling::quantity::{Bytes, Seconds};
+use permafrost_scheduling::place::{self, PlacementRequest, Places};
+use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 use permafrost_scheduling::resume::Readers;
 
 pub(super) use builder::Builder;
@@ -64,6 +64,11 @@ impl Node {
     /// Returns true if the node takes new dumps and copies.
     pub(super) fn takes_dumps(&self) -> bool {
         self.entry.live && !self.entry.stopping && self.entry.state == NodeState::Active
+    }
+
+    /// Returns the bandwidth over which copies come to the node.
+    pub(super) fn network(&self) -> Option<BytesPerSecond> {
+        place::network(self.entry.links.values())
     }
 
     /// Returns true if the node can restore.
