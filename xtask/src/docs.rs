@@ -24,13 +24,14 @@ const BEGIN: &str = "<!-- generated: ";
 const END: &str = "<!-- end -->";
 
 /// Directories and files whose types the documents describe. One name means one type in them.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "protocol/src/control",
     "protocol/src/manifest.rs",
     "protocol/src/images/stats.rs",
     "client/terminal/src/failure.rs",
     "client/src/bin/permafrost/agent.rs",
     "client/src/bin/permafrost/api.rs",
+    "client/src/bin/permafrost/arguments.rs",
     "client/src/bin/permafrost/cli.rs",
     "client/src/bin/permafrost/pki.rs",
     "client/src/bin/permafrost/token.rs",
