@@ -68,7 +68,7 @@ impl Run {
         for generation in 0..generations {
             let mut changed = vec![parent.is_none(); PAGES];
             for _ in 0..PAGES * per_mille / 1000 {
-                changed[numbers.draw() as usize % PAGES] = true;
+                changed[draw(&mut numbers, PAGES)] = true;
             }
             let mut shadow = region.begin();
             let mut map = shadow.map();
@@ -80,7 +80,7 @@ impl Run {
                 let added = match &mut cursor {
                     Some(cursor) if !changed => shadow.reference(&mut map, index, 1, cursor),
                     _ => {
-                        let content = &contents[numbers.draw() as usize % contents.len()];
+                        let content = &contents[draw(&mut numbers, contents.len())];
                         shadow.append(&mut map, index, 0, content, None)
                     }
                 };
@@ -105,8 +105,8 @@ impl Run {
             parent = Some(checkpoint);
             kept.push_back(id);
             if kept.len() > KEPT {
-                kept.pop_front()
-                    .map(|oldest| region.delete(oldest).expect("delete"));
+                let oldest = kept.pop_front().expect("several are kept");
+                region.delete(oldest).expect("delete");
             }
             run.clean_and_measure(&region, cleaned, generation);
         }
@@ -117,7 +117,8 @@ impl Run {
         let usage = region.usage();
         let is_due = generation % 64 == 63;
         let half_full = usage.free_bytes <= usage.capacity_bytes / 2;
-        if !is_due && !(cleaned && half_full && generation % 4 == 3) {
+        let is_worth = cleaned && half_full && generation % 4 == 3;
+        if !is_due && !is_worth {
             return;
         }
         let mut survey = region.survey(&|checkpoint| Some(vec![root_of(checkpoint)]));
@@ -151,6 +152,11 @@ impl Run {
             per_changed(self.moved),
         )
     }
+}
+
+/// Returns a number below `count`.
+fn draw(numbers: &mut Numbers, count: usize) -> usize {
+    usize::try_from(numbers.draw() % count as u64).unwrap_or(0)
 }
 
 fn root_of(checkpoint: &Arc<StoredCheckpoint>) -> MapRoot {

@@ -101,7 +101,7 @@ impl Agents {
                 reply::Body::Scrubbed(scrubbed?)
             }
             request::Body::Gc(gc) => {
-                reply::Body::GcReport(self.store.gc(gc.dry_run, &mut |_, _| {})?)
+                reply::Body::GcReport(self.store.local().gc(gc.dry_run, &mut |_, _| {})?)
             }
             request::Body::Deny(deny) => {
                 let answer = self.denials().and_then(|denials| denials.answer(&deny));

@@ -269,7 +269,7 @@ impl Backend for Local {
         gc: &request::Gc,
         progress: ProgressReceiver<'_>,
     ) -> Result<control::GcReport, control::Error> {
-        let report = self.store.gc(gc.dry_run, progress);
+        let report = self.store.local().gc(gc.dry_run, progress);
         report.map_err(control::Error::from)
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_pmem::{
-    CheckpointId, Kept, MapCursor, MapRoot, MapWriter, PAGE_SIZE, Piece, Region, RunKind, Shadow,
-    ShadowError, StoredCheckpoint,
+    CheckpointId, Kept, MapCursor, MapRoot, MapWriter, Piece, Region, RunKind, Shadow, ShadowError,
+    StoredCheckpoint,
 };
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use permafrost_agent::remote::{MapDigest, is_listed_as};
 use permafrost_criu::frontend::ServeImageError;
 use permafrost_criu::source::{CheckpointSource, PagesOut};
-use permafrost_pmem::{
-    BlobError, PAGE_SIZE, PageError, PageMap, RunKind, StoredCheckpoint, StoredRun,
-};
+use permafrost_pmem::{BlobError, PageError, PageMap, RunKind, StoredCheckpoint, StoredRun};
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
 use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
