@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::sync::Arc;
 
-use permafrost_pmem::layout::PackedHeader;
+use permafrost_pmem::layout::{PackedHeader, Superblock, TABLE_ENTRY_BYTES};
 use permafrost_pmem::sim::{SimMedium, mix};
 use permafrost_pmem::{
     CheckpointId, CleanError, Cleaned, FormatOptions, MapRoot, Medium, PAGE_SIZE, PageError,
@@ -414,17 +414,20 @@ fn damage_in_packed_segments_is_found_and_healed() {
     }
 
     // Any one copy of the table.
-    let table = 2 * PAGE_SIZE + 2 * 64 * 128;
-    for copy in [table, table + PAGE_SIZE] {
+    let field = |offset| u32::from_le_bytes(image[offset..offset + 4].try_into().unwrap()) as usize;
+    let table = field(offset_of!(Superblock, table_at));
+    let entries = field(offset_of!(Superblock, segments));
+    let table_bytes = (entries * TABLE_ENTRY_BYTES).next_multiple_of(PAGE_SIZE);
+    for copy in [table, table + table_bytes] {
         let mut damaged = image.clone();
-        damaged[copy..copy + PAGE_SIZE].fill(0xa5);
+        damaged[copy..copy + table_bytes].fill(0xa5);
         check(&reopen(&damaged), 2, &content);
-        damaged[copy..copy + PAGE_SIZE].fill(0);
+        damaged[copy..copy + table_bytes].fill(0);
         check(&reopen(&damaged), 2, &content);
     }
     // Both of them: nothing is served from a wrong place.
     let mut damaged = image.clone();
-    damaged[table..table + 2 * PAGE_SIZE].fill(0xa5);
+    damaged[table..table + 2 * table_bytes].fill(0xa5);
     let region = reopen(&damaged);
     assert_eq!(region.damaged().len(), 1);
     assert!(region.checkpoint(CheckpointId::new(2)).is_none());

@@ -76,7 +76,7 @@ fn cleaning_frees_what_lies_between_pages_in_use() {
     let region = &measured["regions"][0];
     assert_eq!(region["freed_bytes"], 0, "{measured}");
     assert!(
-        region["reclaimable_bytes"].as_u64().unwrap() > 8 * MIB,
+        region["reclaimable_bytes"].as_u64().unwrap() > 4 * MIB,
         "{measured}"
     );
     assert_eq!(free_bytes(&first), before, "a dry run moves nothing");
@@ -84,7 +84,7 @@ fn cleaning_frees_what_lies_between_pages_in_use() {
     let cleaned = first.json(&["gc"]).unwrap();
     let region = &cleaned["regions"][0];
     let freed = region["freed_bytes"].as_u64().unwrap();
-    assert!(freed > 8 * MIB, "{cleaned}");
+    assert!(freed > 4 * MIB, "{cleaned}");
     assert_eq!(region["damaged_segments"], 0, "{cleaned}");
     assert_eq!(free_bytes(&first), before + freed);
     let again = first.json(&["gc"]).unwrap();
@@ -110,14 +110,14 @@ fn a_region_that_is_half_full_is_cleaned_by_itself() {
         return;
     }
     let work = tempfile::tempdir().unwrap();
-    let daemon = daemon(work.path(), 96, "1s");
+    let daemon = daemon(work.path(), 72, "1s");
     let workload = leave_the_last(work.path(), &daemon);
     wait_for(
         "cleaning in the background",
         Duration::from_secs(60),
         || {
-            // Half of what the last generation refers to is scattered over the first one's segments.
-            Ok((free_bytes(&daemon) > 52 * MIB).then_some(()))
+            // 42 MiB are in use for 32 of pages before it, 34 behind it.
+            Ok((free_bytes(&daemon) > 32 * MIB).then_some(()))
         },
     )
     .unwrap();
