@@ -64,8 +64,10 @@ impl Run {
         let (contents, _) = contents.as_chunks::<PAGE_SIZE>();
         let mut numbers = Numbers::default();
         let (mut run, mut kept) = (Self::default(), VecDeque::new());
-        let mut parent: Option<Arc<StoredCheckpoint>> = None;
+        let mut newest = None;
         for generation in 0..generations {
+            // Not kept beyond the dump: a reference keeps the slots that segments leave.
+            let parent = newest.and_then(|id| region.checkpoint(id));
             let mut changed = vec![parent.is_none(); PAGES];
             for _ in 0..PAGES * per_mille / 1000 {
                 changed[draw(&mut numbers, PAGES)] = true;
@@ -92,8 +94,8 @@ impl Run {
             };
             let added = shadow.added_bytes();
             let id = CheckpointId::new(generation as u128 + 1);
-            drop(cursor);
-            let Ok(checkpoint) = shadow.seal(id, &root.to_bytes(), None) else {
+            drop((cursor, parent));
+            if shadow.seal(id, &root.to_bytes(), None).is_err() {
                 run.full_at = generation;
                 return run;
             };
@@ -102,7 +104,7 @@ impl Run {
                 run.dumped += added;
                 run.maps += added - stats.stored * PAGE_SIZE as u64;
             }
-            parent = Some(checkpoint);
+            newest = Some(id);
             kept.push_back(id);
             if kept.len() > KEPT {
                 let oldest = kept.pop_front().expect("several are kept");
