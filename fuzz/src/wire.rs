@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::framing::decode;
 use permafrost_protocol::wire::conversation::{
-    DumpClient, DumpServer, ConversationOutcome, ReceiverLimits, QUEUED_FRAMES, check_hello, check_request,
+    ConversationOutcome, DumpClient, DumpServer, QUEUED_FRAMES, ReceiverLimits, check_hello,
+    check_request,
 };
 use permafrost_protocol::wire::frame::{Coding, HEADER_BYTES, Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::message::{Commit, Hello, Reply, Request, reply, request};
