@@ -171,13 +171,10 @@ impl SegmentTable {
         segment: SegmentNo,
         flushed: &mut Flushed,
     ) -> io::Result<()> {
-        let first = self.write_copy(medium, geometry, segment, 0, flushed);
-        let second = self.write_copy(medium, geometry, segment, 1, flushed);
-        // A lost page of one copy costs nothing while the other has the entry.
-        match (first, second) {
-            (Err(error), Ok(())) | (Ok(()), Err(error)) if LostPage::of(&error).is_some() => Ok(()),
-            (first, second) => first.and(second),
-        }
+        // Both or an error: a copy that could not be written may be read again after the next open, and would then name
+        // a place that was given away.
+        self.write_copy(medium, geometry, segment, 0, flushed)?;
+        self.write_copy(medium, geometry, segment, 1, flushed)
     }
 
     /// Writes and flushes copy 0 or 1 of an entry.
