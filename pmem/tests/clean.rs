@@ -92,6 +92,15 @@ fn clean(region: &Region) -> Cleaned {
     region.clean(&mut survey, u64::MAX).unwrap()
 }
 
+/// Seals small checkpoints, from id 4 on, until the region is full.
+fn fill(region: &Arc<Region>) {
+    for id in 4_u64.. {
+        if seal(region, id.into(), None, &Content::from([(0, id)])).is_err() {
+            break;
+        }
+    }
+}
+
 fn free_slots(region: &Region) -> u64 {
     region.usage().free_bytes / region.usage().segment_bytes
 }
@@ -222,18 +231,7 @@ fn a_full_region_has_room_again() {
         Err(ShadowError::Full { .. })
     ));
     // Fill it to the last slot that dumps may take: one is kept for cleaning.
-    for id in 4.. {
-        if seal(
-            &region,
-            id,
-            None,
-            &Content::from([(0, u64::try_from(id).unwrap())]),
-        )
-        .is_err()
-        {
-            break;
-        }
-    }
+    fill(&region);
     assert_eq!(region.usage().free_bytes, 0);
     assert!(clean(&region).slots >= 60);
     seal(&region, 3, None, &more).unwrap();
@@ -246,18 +244,7 @@ fn a_region_without_any_free_slot_says_so() {
     // Too small for a reserved slot.
     let medium = format(12);
     let (region, content) = sparse(&medium, 8);
-    for id in 4.. {
-        if seal(
-            &region,
-            id,
-            None,
-            &Content::from([(0, u64::try_from(id).unwrap())]),
-        )
-        .is_err()
-        {
-            break;
-        }
-    }
+    fill(&region);
     let mut survey = region.survey(&roots);
     assert!(matches!(
         region.clean(&mut survey, u64::MAX),
