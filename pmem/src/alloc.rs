@@ -7,11 +7,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::convert::to_usize;
 use crate::error::ShadowError;
 use crate::ids::{SegmentNo, SlotNo};
 use crate::space::Space;
 use crate::table::Position;
+use permafrost_medium::convert::to_usize;
 
 /// Reference counts of segments and slots, and a bitmap of the free slots.
 pub(crate) struct Allocator {

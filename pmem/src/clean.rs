@@ -26,16 +26,16 @@ use zerocopy::little_endian::{U32, U64};
 
 use crate::alloc::{Lease, SlotHold};
 use crate::checkpoint::StoredCheckpoint;
-use crate::convert::{to_u64, to_usize};
 use crate::error::{CleanError, SegmentPlace};
 use crate::ids::{PageNo, SegmentNo, SlotNo};
 use crate::layout::PackedHeader;
 use crate::map::MapRoot;
-use crate::medium::Flushed;
 use crate::region::Region;
 use crate::space::{Space, StoredPages, packed_checksum};
 use crate::table::{Position, packed_header_bytes};
 use crate::{PAGE_BYTES, PAGE_SIZE};
+use permafrost_medium::Flushed;
+use permafrost_medium::convert::{to_u64, to_usize};
 
 /// Largest share of a slot, in quarters, that its live pages and their headers may fill for the slot to be cleaned: what
 /// fuller ones would give is not worth the writes.

@@ -1,10 +1,10 @@
 //! Offsets and sizes of a region's parts.
 
-use crate::convert::to_u64;
 use crate::error::{FormatError, NotInSegments, SegmentPlace};
 use crate::ids::{PageNo, SegmentNo, SlotNo};
 use crate::layout::{RECORD_BYTES, Superblock, TABLE_ENTRY_BYTES};
 use crate::{PAGE_BYTES, PAGE_SIZE};
+use permafrost_medium::convert::to_u64;
 
 /// Bytes of the two superblocks, a page each.
 pub(crate) const SUPERBLOCKS_BYTES: u64 = 2 * PAGE_BYTES;

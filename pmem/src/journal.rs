@@ -11,7 +11,6 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::PAGE_SIZE;
-use crate::convert::{to_u64, to_usize};
 use crate::error::JournalError;
 use crate::geometry::Geometry;
 use crate::ids::{CheckpointId, PageNo, RegionUuid};
@@ -19,7 +18,8 @@ use crate::layout::{
     RECORD_ATTRS, RECORD_BYTES, RECORD_DELETE, RECORD_HEADER, RECORD_REPLACES, RECORD_SEAL,
     RecordCopy,
 };
-use crate::medium::{Flushed, Medium};
+use permafrost_medium::convert::{to_u64, to_usize};
+use permafrost_medium::{Flushed, Medium};
 
 mod replay;
 

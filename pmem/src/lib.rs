@@ -17,18 +17,16 @@
 //! for all, with one journal record. `docs/format.md` describes every byte.
 //!
 //! This crate uses no network and no async runtime, does not depend on CRIU's formats, and is the only one of the
-//! project with `unsafe` code: mapping, flushing and lending slices of mapped memory.
+//! project with `unsafe` code, besides `permafrost-medium` below it.
 
 #![allow(
     unsafe_code,
-    reason = "mapping, flushing and lending mapped memory is what this crate is for"
+    reason = "who may write where is decided here, so the promises that a medium asks for are made here"
 )]
 
 mod alloc;
 mod checkpoint;
 mod clean;
-mod convert;
-mod cpu;
 mod damage;
 mod error;
 mod geometry;
@@ -37,7 +35,6 @@ mod ids;
 mod journal;
 pub mod layout;
 mod map;
-mod medium;
 mod readers;
 mod recover;
 mod region;
@@ -54,24 +51,19 @@ pub use clean::{Cleaned, Survey};
 pub use damage::{JournalDamage, RegionFailure, UnreadableCheckpoint};
 pub use error::{
     BlobError, CleanError, CloseError, FormatError, HealError, JournalError, JournalFault,
-    MapFault, MediumError, OpenError, PageError, SealError, ShadowError, SuperblockFault,
+    MapFault, OpenError, PageError, SealError, ShadowError, SuperblockFault,
 };
 pub use ids::{CheckpointId, PageNo, ParseIdError, RegionUuid, SegmentNo};
 pub use map::{
     Kept, MapCursor, MapRoot, MapStats, MapWriter, PageMap, Piece, RunKind, Runs, StoredRun,
 };
-pub use medium::sim;
-pub use medium::{
-    Emulation, Flushed, Guarantee, LostPage, Medium, MediumKind, NoDevice, OpenOptions,
-    create_medium_in_memory, emulate, open_medium,
+pub use permafrost_medium::{
+    Emulation, Flushed, Guarantee, LostPage, Medium, MediumError, MediumKind, NoDevice,
+    OpenOptions, PAGE_SIZE, create_medium_in_memory, emulate, open_medium, sim,
 };
 pub use recover::{RecoverOptions, RecoveryReport, RegionSummary};
 pub use region::{FormatOptions, Region, RegionUsage};
 pub use shadow::Shadow;
-
-/// Bytes of a page of the region's format, the unit of map nodes and checksums. The store checks at compile time that a
-/// page of an image has the same size.
-pub const PAGE_SIZE: usize = 4096;
 
 /// [`PAGE_SIZE`] as an offset.
 pub(crate) const PAGE_BYTES: u64 = PAGE_SIZE as u64;

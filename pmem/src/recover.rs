@@ -8,18 +8,18 @@ use parking_lot::Mutex;
 
 use crate::alloc::{Allocator, Lease, to_extents};
 use crate::checkpoint::{Sealed, StoredCheckpoint};
-use crate::convert::to_u64;
 use crate::damage::{JournalDamage, UnreadableCheckpoint};
 use crate::error::{JournalError, OpenError};
 use crate::ids::{CheckpointId, RegionUuid, SegmentNo};
 use crate::journal::{self, Journal, Live, Replayed};
 use crate::layout::RECORD_BYTES;
-use crate::medium::{Flushed, Medium};
 use crate::readers::Readers;
 use crate::root;
 use crate::space::Space;
 use crate::superblock::{self, Chosen, SuperblockState};
 use crate::table::{Repairs, SegmentTable};
+use permafrost_medium::convert::to_u64;
+use permafrost_medium::{Flushed, Medium};
 
 /// Options for opening a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,12 +12,12 @@ use crate::error::{CloseError, FormatError, JournalError, OpenError};
 use crate::geometry::{Geometry, least_bytes};
 use crate::ids::{CheckpointId, RegionUuid};
 use crate::journal::{Change, Journal};
-use crate::medium::{Flushed, Medium};
 use crate::recover::{RecoverOptions, RecoveryReport, RegionSummary, recover};
 use crate::shadow::Shadow;
 use crate::space::Space;
 use crate::superblock::{self, SuperblockState};
 use crate::table::SegmentTable;
+use permafrost_medium::{Flushed, Medium};
 
 /// Options for formatting a region.
 #[derive(Clone, Copy, Debug)]

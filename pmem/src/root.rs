@@ -10,14 +10,14 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::PAGE_SIZE;
 use crate::alloc::{Extent, Lease};
-use crate::convert::to_usize;
 use crate::error::{OpenError, SegmentError, SegmentPlace, ShadowError};
 use crate::ids::{CheckpointId, PageNo, SegmentNo};
 use crate::layout::{ExtentEntry, ROOT_EXTENTS, ROOT_MAGIC, RootPage};
 use crate::map::MapRoot;
-use crate::medium::LostPage;
 use crate::segment::SegmentWriter;
 use crate::space::Space;
+use permafrost_medium::LostPage;
+use permafrost_medium::convert::to_usize;
 
 /// A root as read.
 pub(crate) struct Root {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use crate::checkpoint::{Sealed, StoredCheckpoint};
-use crate::convert::to_u64;
 use crate::error::{JournalError, SealError, ShadowError};
 use crate::ids::CheckpointId;
 use crate::journal::Change;
-use crate::medium::LostPage;
 use crate::root;
 use crate::shadow::Shadow;
+use permafrost_medium::LostPage;
+use permafrost_medium::convert::to_u64;
 
 impl Shadow {
     /// Makes the shadow a checkpoint named `id`, and deletes `replaces`, which may have this id too, in one step. On

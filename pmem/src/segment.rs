@@ -7,14 +7,14 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::alloc::{Allocated, Holdings};
-use crate::convert::to_usize;
 use crate::error::ShadowError;
 use crate::geometry::Geometry;
 use crate::ids::PageNo;
 use crate::layout::{SEGMENT_MAGIC, SegmentHeader};
-use crate::medium::{Flushed, LostPage};
 use crate::space::Space;
 use crate::{PAGE_BYTES, PAGE_SIZE};
+use permafrost_medium::convert::to_usize;
+use permafrost_medium::{Flushed, LostPage};
 
 /// Writer that appends pages to a shadow's own segments, one segment after the other.
 pub(crate) struct SegmentWriter {

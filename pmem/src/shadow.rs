@@ -6,12 +6,12 @@ use std::sync::Arc;
 use zerocopy::little_endian::U32;
 
 use crate::checkpoint::StoredCheckpoint;
-use crate::convert::to_u64;
 use crate::error::{ShadowError, outside};
 use crate::map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, ParentPage, RunKind};
 use crate::region::Region;
 use crate::segment::SegmentWriter;
-use crate::{PAGE_BYTES, PAGE_SIZE, cpu};
+use crate::{PAGE_BYTES, PAGE_SIZE};
+use permafrost_medium::convert::to_u64;
 
 /// Bytes of a blob read at a time.
 const BLOB_CHUNK: usize = 64 * PAGE_SIZE;
@@ -63,7 +63,7 @@ impl Shadow {
             self.check_region(parent)?;
         }
         for (page, index) in whole.iter().zip(first_index..) {
-            if cpu::is_zero(page) {
+            if permafrost_medium::is_zero(page) {
                 w.stats.zero += 1;
                 w.push_zero(&mut self.out, index, flags, 1)?;
                 w.note(index, 1, flags, Kept::Zero);

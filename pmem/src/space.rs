@@ -8,16 +8,16 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::alloc::Allocator;
-use crate::convert::{to_u64, to_usize};
 use crate::damage::RegionFailure;
 use crate::error::{MapFault, SegmentError, SegmentPlace};
 use crate::geometry::Geometry;
 use crate::ids::{RegionUuid, SegmentNo, SlotNo};
 use crate::layout::{PackedHeader, SEGMENT_MAGIC, STORED_WORDS, SegmentHeader};
-use crate::medium::{Flushed, LostPage, Medium};
 use crate::readers::Readers;
 use crate::table::{SegmentTable, packed_header_bytes};
 use crate::{PAGE_BYTES, PAGE_SIZE};
+use permafrost_medium::convert::{to_u64, to_usize};
+use permafrost_medium::{Flushed, LostPage, Medium};
 
 const LOCATION: SegmentError = SegmentError::Fault(MapFault::Location);
 

@@ -6,14 +6,14 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::PAGE_BYTES;
-use crate::convert::{to_u64, to_usize};
 use crate::error::{OpenError, SuperblockFault};
 use crate::geometry::{Geometry, LAST_SEGMENTS_AT, MIN_SEGMENT_BYTES, SUPERBLOCKS_BYTES};
 use crate::ids::RegionUuid;
 use crate::layout::{
     FORMAT_VERSION, RECORD_BYTES, STATE_CLEAN, STATE_OPEN, SUPERBLOCK_MAGIC, Superblock,
 };
-use crate::medium::{Flushed, LostPage, Medium};
+use permafrost_medium::convert::{to_u64, to_usize};
+use permafrost_medium::{Flushed, LostPage, Medium};
 
 /// State that a superblock holds, and the slot of that superblock.
 #[derive(Clone, Copy, Debug)]

@@ -18,11 +18,11 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::PAGE_BYTES;
-use crate::convert::{to_u64, to_usize};
 use crate::geometry::Geometry;
 use crate::ids::{RegionUuid, SegmentNo, SlotNo};
 use crate::layout::{PACKED_ALIGNMENT, PackedHeader, TABLE_ENTRY_BYTES};
-use crate::medium::{Flushed, LostPage, Medium};
+use permafrost_medium::convert::{to_u64, to_usize};
+use permafrost_medium::{Flushed, LostPage, Medium};
 
 /// Bits of an entry for the place of the segment's header, in units of its alignment.
 const HEADER_BITS: u32 = 42;

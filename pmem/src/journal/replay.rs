@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use zerocopy::FromBytes;
 
 use super::{Change, Journal, Live, apply, checksum, encode, half_at, half_len};
-use crate::convert::{to_u64, to_usize};
 use crate::damage::JournalDamage;
 use crate::error::{JournalFault, OpenError};
 use crate::geometry::Geometry;
 use crate::ids::{CheckpointId, RegionUuid};
 use crate::layout::{RECORD_BYTES, RECORD_HEADER, RecordCopy};
-use crate::medium::{Flushed, LostPage, Medium};
 use crate::{PAGE_BYTES, PAGE_SIZE};
+use permafrost_medium::convert::{to_u64, to_usize};
+use permafrost_medium::{Flushed, LostPage, Medium};
 
 /// Bytes to zero of a remnant: the chunk that is written atomically and has the checksum.
 pub(crate) const REMNANT_BYTES: usize = 8;

@@ -150,7 +150,7 @@ impl MapCursor {
         }
         Ok(self.checksums.as_ref().and_then(|c| {
             let skip = index.checked_sub(c.run.first_index)?;
-            let crc = *c.crcs.get(crate::convert::to_usize(skip))?;
+            let crc = *c.crcs.get(permafrost_medium::convert::to_usize(skip))?;
             let page = c.place.page + u32::try_from(skip).ok()?;
             let place = SegmentPlace {
                 segment: c.place.segment,
@@ -175,10 +175,10 @@ impl MapCursor {
             self.load_checksums(run)?;
         }
         Ok(self.checksums.as_ref().and_then(|c| {
-            let from = crate::convert::to_usize(skip);
+            let from = permafrost_medium::convert::to_usize(skip);
             let crcs = c
                 .crcs
-                .get(from..from + crate::convert::to_usize(u64::from(pages)))?;
+                .get(from..from + permafrost_medium::convert::to_usize(u64::from(pages)))?;
             let page = c.place.page + u32::try_from(skip).ok()?;
             let place = SegmentPlace {
                 segment: c.place.segment,

@@ -14,8 +14,8 @@
 
 use super::{PageMap, RunKind};
 use crate::PAGE_SIZE;
-use crate::convert::to_usize;
 use crate::error::{HealError, PageError};
+use permafrost_medium::convert::to_usize;
 
 impl PageMap {
     /// Heals a damaged page, durably; returns true if it was damaged. `page` comes from another copy of the

@@ -6,10 +6,10 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::StoredRun;
 use crate::PAGE_SIZE;
 use crate::checkpoint::StoredCheckpoint;
-use crate::convert::to_usize;
 use crate::error::{MapFault, PageError, outside};
 use crate::ids::PageNo;
 use crate::layout::{ChildEntry, INNER_ENTRIES, LEAF_ENTRIES, NODE_MAGIC, NodeHeader, RunEntry};
+use permafrost_medium::convert::to_usize;
 
 const HEADER: usize = size_of::<NodeHeader>();
 

@@ -10,11 +10,11 @@ use zerocopy::little_endian::U32;
 use super::node::{Node, run_len};
 use super::{MapCursor, MapRoot, RunKind, StoredRun};
 use crate::checkpoint::StoredCheckpoint;
-use crate::convert::{to_u64, to_usize};
 use crate::error::{BlobError, MapFault, PageError, SegmentPlace, outside};
 use crate::ids::PageNo;
-use crate::medium::LostPage;
 use crate::{PAGE_BYTES, PAGE_SIZE};
+use permafrost_medium::LostPage;
+use permafrost_medium::convert::{to_u64, to_usize};
 
 /// Zeros from which a blob's zero runs are passed on, a piece at a time.
 static ZEROS: [u8; 16 * PAGE_SIZE] = [0; 16 * PAGE_SIZE];

@@ -32,7 +32,7 @@ const MAX_MSYNCS: usize = 16;
 const MAX_FENCES: usize = 8;
 
 /// A mapping of a whole file.
-pub(super) struct MappedFile {
+pub(crate) struct MappedFile {
     raw: RawBytes,
     map: Arc<MmapRaw>,
     /// File of the region; keeps the lock on it.
@@ -49,7 +49,7 @@ pub(super) struct MappedFile {
 }
 
 impl MappedFile {
-    pub(super) fn map(file: File, len_bytes: u64, guarantee: Guarantee) -> io::Result<Self> {
+    pub(crate) fn map(file: File, len_bytes: u64, guarantee: Guarantee) -> io::Result<Self> {
         let map_whole = |file: &File| {
             let map = memmap2::MmapOptions::new()
                 .len(to_usize(len_bytes))
@@ -83,7 +83,7 @@ impl MappedFile {
         })
     }
 
-    pub(super) const fn mapping(&self) -> &Arc<MmapRaw> {
+    pub(crate) const fn mapping(&self) -> &Arc<MmapRaw> {
         &self.map
     }
 

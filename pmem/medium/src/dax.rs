@@ -20,7 +20,7 @@ use crate::convert::{to_u64, to_usize};
 use crate::cpu::{self, FlushInstruction};
 
 /// A DAX mapping of a whole file.
-pub(super) struct Dax {
+pub(crate) struct Dax {
     raw: RawBytes,
     mapping: Arc<DaxMapping>,
     instruction: FlushInstruction,
@@ -30,7 +30,7 @@ pub(super) struct Dax {
 }
 
 /// Mapping that `mmap` returned; unmapped when dropped.
-pub(super) struct DaxMapping {
+pub(crate) struct DaxMapping {
     base: *mut c_void,
     len: usize,
 }
@@ -57,7 +57,7 @@ impl Drop for DaxMapping {
 
 impl Dax {
     /// Maps `file` if its file system and device give MAP_SYNC, else gives back the file and the errno.
-    pub(super) fn map(file: File, len_bytes: u64) -> Result<Self, (File, i32)> {
+    pub(crate) fn map(file: File, len_bytes: u64) -> Result<Self, (File, i32)> {
         let instruction = FlushInstruction::detect();
         if instruction == FlushInstruction::None {
             return Err((file, rustix::io::Errno::OPNOTSUPP.raw_os_error()));
@@ -106,7 +106,7 @@ impl Dax {
         }
     }
 
-    pub(super) const fn mapping(&self) -> &Arc<DaxMapping> {
+    pub(crate) const fn mapping(&self) -> &Arc<DaxMapping> {
         &self.mapping
     }
 }

@@ -9,7 +9,7 @@ pub struct Flushed {
     /// (start, end) in bytes, in the order of the flushes; neighbours are one.
     ranges: Vec<(u64, u64)>,
     /// Time at which an emulated device will have written the ranges, by its clock.
-    pub(super) done_at: Duration,
+    pub(crate) done_at: Duration,
 }
 
 impl Flushed {
@@ -25,7 +25,7 @@ impl Flushed {
         self.ranges.is_empty()
     }
 
-    pub(super) fn add(&mut self, at: u64, len_bytes: u64) {
+    pub(crate) fn add(&mut self, at: u64, len_bytes: u64) {
         if len_bytes == 0 {
             return;
         }
@@ -36,18 +36,18 @@ impl Flushed {
         }
     }
 
-    pub(super) fn ranges(&self) -> &[(u64, u64)] {
+    pub(crate) fn ranges(&self) -> &[(u64, u64)] {
         &self.ranges
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 }
 
 /// Returns the least ranges that cover the given ones: whole units of `grain`, joined where they touch. Beyond `most`
 /// ranges the closest ones are joined, with the gaps between them.
-pub(super) fn cover(ranges: &[(u64, u64)], grain: u64, most: usize) -> Vec<(u64, u64)> {
+pub(crate) fn cover(ranges: &[(u64, u64)], grain: u64, most: usize) -> Vec<(u64, u64)> {
     let mut rounded: Vec<_> = ranges
         .iter()
         .map(|&(start, end)| (start / grain * grain, end.next_multiple_of(grain)))

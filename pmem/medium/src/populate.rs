@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 const STEP_BYTES: usize = 2 << 20;
 
 /// Mapping that unmaps itself when it is dropped.
-pub(super) trait Mapping: Send + Sync + 'static {
+pub(crate) trait Mapping: Send + Sync + 'static {
     /// Address and length.
     fn area(&self) -> (*mut u8, usize);
 }
@@ -24,7 +24,7 @@ impl Mapping for memmap2::MmapRaw {
 }
 
 /// Starts a thread that populates the mapping, writable, until it is done or the mapping is dropped.
-pub(super) fn populate_in_background<M: Mapping>(mapping: &Arc<M>) {
+pub(crate) fn populate_in_background<M: Mapping>(mapping: &Arc<M>) {
     let mapping = Arc::downgrade(mapping);
     let started = std::thread::Builder::new()
         .name("populate".to_owned())
@@ -47,7 +47,7 @@ fn populate<M: Mapping>(mapping: &Weak<M>) {
 }
 
 /// Populates a range of a mapping; returns true if the kernel did.
-pub(super) fn populate_now(start: *mut u8, len: usize) -> bool {
+pub(crate) fn populate_now(start: *mut u8, len: usize) -> bool {
     // SAFETY: callers give a range of a live mapping of theirs. The advice changes page tables, never
     // contents, so it races with no reader or writer.
     unsafe { rustix::mm::madvise(start.cast(), len, rustix::mm::Advice::LinuxPopulateWrite) }

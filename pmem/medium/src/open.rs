@@ -13,8 +13,8 @@ use super::dax::Dax;
 use super::file::MappedFile;
 use super::populate::{Mapping, populate_in_background, populate_now};
 use super::{Guarantee, Medium, MediumKind};
+use crate::MediumError;
 use crate::PAGE_BYTES;
-use crate::error::MediumError;
 
 /// The least a medium must have; the smallest region needs about as much.
 const MIN_BYTES: u64 = 256 * 1024;

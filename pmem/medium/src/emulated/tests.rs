@@ -1,7 +1,7 @@
 //! Tests with a clock that only moves when it is waited for: the time that passes on it is the device's time.
 
 use super::*;
-use crate::medium::create_medium_in_memory;
+use crate::create_medium_in_memory;
 
 const MIB: usize = 1 << 20;
 

@@ -9,7 +9,7 @@ use crate::{PAGE_BYTES, PAGE_SIZE, cpu};
 
 /// Address and length of a mapping. The owner of a value keeps the mapping alive beside it, and drops the value
 /// first.
-pub(super) struct RawBytes {
+pub(crate) struct RawBytes {
     base: *mut u8,
     len: usize,
     guard: Guard,
@@ -27,37 +27,37 @@ impl RawBytes {
     ///
     /// # Safety
     /// `base` is valid for reads and writes of `len` bytes while the value is used, and a mapping of the caller's own.
-    pub(super) unsafe fn new(base: *mut u8, len: usize) -> io::Result<Self> {
+    pub(crate) unsafe fn new(base: *mut u8, len: usize) -> io::Result<Self> {
         // SAFETY: the caller's promise; code that uses lent bytes checks them afterwards (`Medium::check`).
         let guard = unsafe { Guard::new(base, len)? };
         Ok(Self { base, len, guard })
     }
 
-    pub(super) const fn capacity_bytes(&self) -> u64 {
+    pub(crate) const fn capacity_bytes(&self) -> u64 {
         to_u64(self.len)
     }
 
-    pub(super) fn lost_pages(&self) -> u64 {
+    pub(crate) fn lost_pages(&self) -> u64 {
         self.guard.lost_pages()
     }
 
     /// Fails if a page of the range is lost, as [`super::Medium::check`] does.
-    pub(super) fn check(&self, at: u64, len_bytes: u64) -> io::Result<()> {
+    pub(crate) fn check(&self, at: u64, len_bytes: u64) -> io::Result<()> {
         self.range(at, len_bytes)?;
         Ok(self.guard.check(at, len_bytes)?)
     }
 
-    pub(super) fn lose(&self, at: u64, len_bytes: u64) {
+    pub(crate) fn lose(&self, at: u64, len_bytes: u64) {
         self.guard.lose(at, len_bytes);
     }
 
     /// Marks the page at `at` as not lost: nothing has to be mapped.
-    pub(super) fn find_again(&self, at: u64) {
+    pub(crate) fn find_again(&self, at: u64) {
         self.guard.find_again(at);
     }
 
     /// Maps the page at `at` of the file again in the place of the empty one, if it was lost.
-    pub(super) fn restore(&self, at: u64, file: BorrowedFd<'_>, flags: i32) -> io::Result<()> {
+    pub(crate) fn restore(&self, at: u64, file: BorrowedFd<'_>, flags: i32) -> io::Result<()> {
         let page = self.range(at / PAGE_BYTES * PAGE_BYTES, PAGE_BYTES)?;
         if self.guard.check(at, 1).is_ok() {
             return Ok(());
@@ -84,7 +84,7 @@ impl RawBytes {
     }
 
     /// Returns the address of a range, once it is known to lie inside.
-    pub(super) fn range(&self, at: u64, len_bytes: u64) -> io::Result<*mut u8> {
+    pub(crate) fn range(&self, at: u64, len_bytes: u64) -> io::Result<*mut u8> {
         match at.checked_add(len_bytes) {
             Some(end) if end <= to_u64(self.len) => {
                 // SAFETY: at <= end <= len, so this stays within the mapping or one past its end.
@@ -100,7 +100,7 @@ impl RawBytes {
         }
     }
 
-    pub(super) fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         let len = to_u64(into.len());
         let from = self.range(at, len)?;
         // SAFETY: `range` has checked the source; `into` is a unique borrow and so no part of the mapping; writers
@@ -111,7 +111,7 @@ impl RawBytes {
 
     /// # Safety
     /// As [`super::Medium::bytes`].
-    pub(super) unsafe fn bytes(&self, at: u64, len: usize) -> io::Result<&[u8]> {
+    pub(crate) unsafe fn bytes(&self, at: u64, len: usize) -> io::Result<&[u8]> {
         let from = self.range(at, to_u64(len))?;
         self.guard.check(at, to_u64(len))?;
         // SAFETY: `range` has checked it; the caller promises that no code writes to it.
@@ -120,7 +120,7 @@ impl RawBytes {
 
     /// # Safety
     /// As [`super::Medium::write`].
-    pub(super) unsafe fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
+    pub(crate) unsafe fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
         let len = to_u64(from.len());
         let to = self.range(at, len)?;
         // SAFETY: `range` has checked the target; the caller promises that no other code uses it, so `from` is no
@@ -131,7 +131,7 @@ impl RawBytes {
 
     /// # Safety
     /// As [`super::Medium::write_streaming`].
-    pub(super) unsafe fn write_streaming(&self, at: u64, from: &[u8]) -> io::Result<()> {
+    pub(crate) unsafe fn write_streaming(&self, at: u64, from: &[u8]) -> io::Result<()> {
         let len = to_u64(from.len());
         let to = self.range(at, len)?;
         check_streaming(at, from.len())?;
@@ -141,7 +141,7 @@ impl RawBytes {
     }
 }
 /// Checks the alignment of a streaming copy, which moves whole cache lines.
-pub(super) fn check_streaming(at: u64, len: usize) -> io::Result<()> {
+pub(crate) fn check_streaming(at: u64, len: usize) -> io::Result<()> {
     if at.is_multiple_of(to_u64(cpu::CACHE_LINE)) && len.is_multiple_of(cpu::CACHE_LINE) {
         return Ok(());
     }

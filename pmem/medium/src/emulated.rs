@@ -180,7 +180,7 @@ fn parse_latency(text: &str) -> Option<Duration> {
 }
 
 /// Clock with a way to wait. A test brings its own.
-pub(super) trait Clock: Send + Sync {
+pub(crate) trait Clock: Send + Sync {
     /// Returns the time since any fixed origin.
     fn now(&self) -> Duration;
     /// Returns at time `moment` or later.
@@ -255,7 +255,7 @@ impl Cached {
 }
 
 /// The slower device.
-pub(super) struct Emulated {
+pub(crate) struct Emulated {
     below: Arc<dyn Medium>,
     device: Emulation,
     guarantee: Guarantee,

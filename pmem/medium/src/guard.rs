@@ -126,7 +126,7 @@ impl LostPages {
 }
 
 /// A mapping that the handler knows. Dropped before the mapping is.
-pub(super) struct Guard {
+pub(crate) struct Guard {
     slot: &'static Slot,
     lost: *mut LostPages,
     pages: usize,
@@ -143,7 +143,7 @@ impl Guard {
     /// # Safety
     /// The bytes are one mapping that belongs to the caller for longer than the guard lives. No reference points into
     /// it whose target must not change: a page that faults is replaced by an empty one.
-    pub(super) unsafe fn new(base: *mut u8, len: usize) -> io::Result<Self> {
+    pub(crate) unsafe fn new(base: *mut u8, len: usize) -> io::Result<Self> {
         install()?;
         let pages = len.div_ceil(PAGE_SIZE);
         let lost = Box::into_raw(Box::new(LostPages::new(pages)));
@@ -159,7 +159,7 @@ impl Guard {
     }
 
     /// Pages lost so far.
-    pub(super) fn lost_pages(&self) -> u64 {
+    pub(crate) fn lost_pages(&self) -> u64 {
         if self.lost().all.load(Ordering::Acquire) {
             return to_u64(self.pages);
         }
@@ -168,7 +168,7 @@ impl Guard {
 
     /// Fails if a page of the range is lost. To be called after an access to the range: the bytes that were read or
     /// written count only then. One atomic load while nothing is lost.
-    pub(super) fn check(&self, at: u64, len_bytes: u64) -> Result<(), LostPage> {
+    pub(crate) fn check(&self, at: u64, len_bytes: u64) -> Result<(), LostPage> {
         // The handler runs on this thread, between the access and this.
         compiler_fence(Ordering::SeqCst);
         if self.lost().count.load(Ordering::Acquire) == 0 || len_bytes == 0 {
@@ -187,7 +187,7 @@ impl Guard {
     }
 
     /// Marks the page at `at` as not lost: it is mapped again, or was only marked.
-    pub(super) fn find_again(&self, at: u64) {
+    pub(crate) fn find_again(&self, at: u64) {
         let page = to_usize(at / PAGE_BYTES);
         if let Some(word) = self.lost().bits.get(page / 64) {
             let bit = 1 << (page % 64);
@@ -198,7 +198,7 @@ impl Guard {
     }
 
     /// Counts the pages of a range as lost, without a signal.
-    pub(super) fn lose(&self, at: u64, len_bytes: u64) {
+    pub(crate) fn lose(&self, at: u64, len_bytes: u64) {
         for page in at / PAGE_BYTES..(at + len_bytes).div_ceil(PAGE_BYTES) {
             self.lost().mark(to_usize(page));
         }

@@ -10,11 +10,11 @@ const _: () = assert!(
     clippy::cast_possible_truncation,
     reason = "usize has 64 bits, asserted above"
 )]
-pub(crate) const fn to_usize(value: u64) -> usize {
+pub const fn to_usize(value: u64) -> usize {
     value as usize
 }
 
 /// Converts an index or length to an offset.
-pub(crate) const fn to_u64(value: usize) -> u64 {
+pub const fn to_u64(value: usize) -> u64 {
     value as u64
 }

@@ -193,7 +193,7 @@ unsafe fn copy_sse2(to: *mut u8, from: &[u8]) {
 }
 
 /// Returns true if `page` is all zero. Costs one comparison if its first bytes are not.
-pub(crate) fn is_zero(page: &[u8]) -> bool {
+pub fn is_zero(page: &[u8]) -> bool {
     let (first, rest) = page.split_at(page.len().min(CACHE_LINE));
     if first.iter().any(|&b| b != 0) {
         return false;

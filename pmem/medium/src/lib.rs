@@ -3,8 +3,16 @@
 //! There are three: a DAX mapping, where a flush is a few CPU instructions; a plain file, where it is `msync`; and
 //! the crash simulator. Each can be slowed down to another device. Regions access storage only through a medium.
 
+#![allow(
+    unsafe_code,
+    reason = "mapping, flushing and lending mapped memory is what this crate is for"
+)]
+
+pub mod convert;
+mod cpu;
 mod dax;
 mod emulated;
+mod error;
 mod file;
 mod flushed;
 mod guard;
@@ -17,12 +25,19 @@ use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use crate::PAGE_SIZE;
-
+pub use cpu::is_zero;
 pub use emulated::{Emulation, NoDevice, emulate};
+pub use error::MediumError;
 pub use flushed::Flushed;
 pub use guard::LostPage;
 pub use open::{OpenOptions, create_medium_in_memory, open_medium};
+
+/// Bytes of a page of a medium: the unit of what it can lose, and of a region's map nodes and checksums. The store
+/// checks at compile time that a page of an image has the same size.
+pub const PAGE_SIZE: usize = 4096;
+
+/// [`PAGE_SIZE`] as an offset.
+pub(crate) const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
 /// Kind of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,7 +163,6 @@ pub trait Medium: Send + Sync {
 
     /// Copies bytes in around the CPU cache where that is faster. `at` and the length must be multiples of 64. To be
     /// flushed with [`flush_streamed`](Self::flush_streamed).
-    /// 64. To be flushed with [`flush_streamed`](Self::flush_streamed).
     ///
     /// # Errors
     /// A [`LostPage`], a range outside the medium, or not aligned.
