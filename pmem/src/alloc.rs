@@ -3,15 +3,25 @@
 //!
 //! Checkpoints and shadows hold segments. A held segment occupies the slot that it is in, alone or with other packed
 //! ones; a slot is free when nothing in it is held and no reader may have borrowed from it.
+//!
+//! The pages behind the last one of a sealed checkpoint are a *tail*, in which the next shadow begins: so a small
+//! checkpoint does not take a whole segment. A tail has one writer at a time, and begins behind everything that was sealed
+//! in its segment while the region was open.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::error::ShadowError;
+use crate::geometry::Geometry;
 use crate::ids::{SegmentNo, SlotNo};
 use crate::space::Space;
 use crate::table::Position;
 use permafrost_medium::convert::to_usize;
+
+/// Pages that a tail has at least: the root's two copies lie side by side in one segment.
+const MIN_TAIL_PAGES: u32 = 2;
+/// Bytes of a free segment's header that are zeroed: a whole segment's magic number, a packed one's checksum.
+const BLANK_BYTES: usize = 8;
 
 /// Reference counts of segments and slots, and a bitmap of the free slots.
 pub(crate) struct Allocator {
@@ -26,6 +36,10 @@ pub(crate) struct Allocator {
     search_from: usize,
     /// Number from which a free segment is searched that is not the one of its slot.
     next_number: u32,
+    /// Held segments with room behind their last page, and that room's first page.
+    tails: BTreeMap<u32, u32>,
+    /// True while every sealed checkpoint has its holders, and the region can be written: what has no holder is free.
+    pub(crate) is_complete: bool,
 }
 
 impl Allocator {
@@ -43,7 +57,21 @@ impl Allocator {
             free: slots,
             search_from: 0,
             next_number: slots,
+            tails: BTreeMap::new(),
+            is_complete: false,
         }
+    }
+
+    /// Remembers that a held segment has room from `page` on, if it is worth it.
+    pub(crate) fn offer_tail(&mut self, geometry: &Geometry, segment: SegmentNo, page: u32) {
+        if !self.is_free(segment) && page + MIN_TAIL_PAGES <= geometry.segment_pages() {
+            self.tails.insert(segment.0, page);
+        }
+    }
+
+    /// Forgets the other tails: nothing is appended to their segments from now on.
+    pub(crate) fn retain_tails(&mut self, keep: impl Fn(SegmentNo) -> bool) {
+        self.tails.retain(|&segment, _| keep(SegmentNo(segment)));
     }
 
     /// Number of free slots.
@@ -110,13 +138,16 @@ impl Allocator {
         }
     }
 
-    /// Removes a holder from a segment, which is free after the last.
-    fn release(&mut self, segment: SegmentNo, slot: Option<SlotNo>) {
+    /// Removes a holder from a segment; returns true if it was the last, and the segment is free.
+    fn release(&mut self, segment: SegmentNo, slot: Option<SlotNo>) -> bool {
         let index = to_usize(u64::from(segment.0));
         self.holders[index] -= 1;
-        if let (0, Some(slot)) = (self.holders[index], slot) {
-            self.vacate(slot);
+        if self.holders[index] > 0 {
+            return false;
         }
+        self.tails.remove(&segment.0);
+        slot.inspect(|&slot| self.vacate(slot));
+        true
     }
 
     pub(crate) fn is_free(&self, segment: SegmentNo) -> bool {
@@ -146,8 +177,37 @@ impl Space {
     fn release(&self, segments: impl Iterator<Item = SegmentNo>) {
         let mut allocator = self.allocator();
         for segment in segments {
-            allocator.release(segment, self.table.slot(&self.geometry, segment));
+            let slot = self.table.slot(&self.geometry, segment);
+            if allocator.release(segment, slot) && allocator.is_complete {
+                self.blank(segment);
+            }
         }
+    }
+
+    /// Zeroes the first bytes of a free segment's header, which tells it from one that a damaged root may name. Under the
+    /// allocator's lock: no shadow has taken the segment yet. Nothing depends on it: not flushed, errors are ignored.
+    fn blank(&self, segment: SegmentNo) {
+        let position = self.table.position(&self.geometry, segment);
+        if let (Some(position), None) = (position, self.failure.get()) {
+            // SAFETY: nothing holds the segment, and its place is its own until the lock is released.
+            let _ = unsafe { self.medium.write(position.header_at, &[0; BLANK_BYTES]) };
+        }
+    }
+
+    /// Returns a tail that can be written to; those that cannot are forgotten.
+    fn take_tail(&self, allocator: &mut Allocator) -> Option<(SegmentNo, u64, u32)> {
+        while let Some((number, page)) = allocator.tails.pop_first() {
+            let segment = SegmentNo(number);
+            let position = self.table.position(&self.geometry, segment);
+            let Some(at) = position.filter(|at| at.packed_pages.is_none()) else {
+                continue;
+            };
+            let slot = self.geometry.slot_of(at.header_at);
+            if slot.is_some_and(|slot| !self.has_lost_page(slot)) {
+                return Some((segment, at.header_at, page));
+            }
+        }
+        None
     }
 
     /// Occupies a free slot without a lost page; `spare` slots are left. A slot with a lost page stays occupied and
@@ -294,6 +354,8 @@ pub(crate) struct Allocated {
     pub(crate) segment: SegmentNo,
     /// Byte offset of its slot.
     pub(crate) header_at: u64,
+    /// Place in it of the first page for the shadow: 1, or the beginning of a tail.
+    pub(crate) first_page: u32,
     /// True if its entry in the segment table has to be written before a record refers to it.
     pub(crate) needs_entry: bool,
 }
@@ -304,6 +366,8 @@ pub(crate) struct Holdings {
     segments: BTreeSet<u32>,
     /// Segment of the last query: nearly always the next one too.
     recent: Option<SegmentNo>,
+    /// Tail that is being written to, as it was taken.
+    tail: Option<(SegmentNo, u32)>,
 }
 
 impl Holdings {
@@ -312,7 +376,28 @@ impl Holdings {
             space: Arc::clone(space),
             segments: BTreeSet::new(),
             recent: None,
+            tail: None,
         }
+    }
+
+    /// Takes the tail of a segment, or else a free segment and a slot for it.
+    pub(crate) fn begin(&mut self) -> Result<Allocated, ShadowError> {
+        let space = &self.space;
+        let mut allocator = space.allocator();
+        let Some((segment, header_at, first_page)) = space.take_tail(&mut allocator) else {
+            drop(allocator);
+            return self.allocate();
+        };
+        self.tail = Some((segment, first_page));
+        if self.segments.insert(segment.0) {
+            allocator.hold(segment, None);
+        }
+        Ok(Allocated {
+            segment,
+            header_at,
+            first_page,
+            needs_entry: false,
+        })
     }
 
     /// Takes a free segment and a slot for it.
@@ -347,6 +432,7 @@ impl Holdings {
         Ok(Allocated {
             segment,
             header_at,
+            first_page: 1,
             needs_entry,
         })
     }
@@ -368,6 +454,7 @@ impl Holdings {
 
     /// Converts the hold into a checkpoint's.
     pub(crate) fn into_lease(mut self) -> Lease {
+        self.tail = None;
         let segments = std::mem::take(&mut self.segments);
         Lease {
             space: Arc::clone(&self.space),
@@ -380,6 +467,11 @@ impl Drop for Holdings {
     fn drop(&mut self) {
         self.space
             .release(self.segments.iter().copied().map(SegmentNo));
+        // What was written there is referred to by nothing: the tail is as it was.
+        if let Some((segment, page)) = self.tail {
+            let geometry = &self.space.geometry;
+            self.space.allocator().offer_tail(geometry, segment, page);
+        }
     }
 }
 

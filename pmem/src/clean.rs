@@ -12,9 +12,10 @@
 //! no checkpoint changes: the price of moving a segment is its live pages and an entry of the segment table, however many
 //! checkpoints share it.
 //!
-//! A page is live if a listed checkpoint refers to it. Sealed segments are never written to, so live pages only become
-//! fewer: a shadow that refers to a page has found it through a checkpoint. A [`Survey`] finds them, and holds the
-//! segments, so that none of them is reused while it counts.
+//! A page is live if a listed checkpoint refers to it. A [`Survey`] finds the live pages, holds their segments, so that
+//! none of them is reused while it counts, and takes away the tails of those that are to be moved, so that none of these
+//! is appended to. From then on their live pages only become fewer: a shadow that refers to a page has found it through a
+//! checkpoint.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -27,6 +28,7 @@ use zerocopy::little_endian::{U32, U64};
 use crate::alloc::{Lease, SlotHold};
 use crate::checkpoint::StoredCheckpoint;
 use crate::error::{CleanError, SegmentPlace};
+use crate::geometry::Geometry;
 use crate::ids::{PageNo, SegmentNo, SlotNo};
 use crate::layout::PackedHeader;
 use crate::map::MapRoot;
@@ -79,6 +81,11 @@ impl PackedSize {
             pages: self.pages.saturating_add(other.pages),
             header_bytes: self.header_bytes + other.header_bytes,
         }
+    }
+
+    /// Returns true if a slot with no more than this is worth cleaning.
+    fn is_sparse(self, geometry: &Geometry) -> bool {
+        self.all_pages() <= u64::from(geometry.segment_pages()) * SPARSE_QUARTERS / 4
     }
 
     fn header_pages(self) -> u64 {
@@ -161,14 +168,18 @@ impl Region {
             }
             leases.push(lease);
         }
-        {
-            // More holders than these: shadows, readers of removed checkpoints, checkpoints sealed since.
-            let allocator = space.allocator();
-            let others = |(segment, count): (&SegmentNo, &u32)| {
-                (allocator.holders(*segment) != *count).then_some(*segment)
-            };
-            unknown.extend(holders.iter().filter_map(others));
-        }
+        // More holders than these: shadows, readers of removed checkpoints, checkpoints sealed since.
+        let mut allocator = space.allocator();
+        let others = |(segment, count): (&SegmentNo, &u32)| {
+            (allocator.holders(*segment) != *count).then_some(*segment)
+        };
+        unknown.extend(holders.iter().filter_map(others));
+        // Under the same lock: nothing is appended any more to a segment that may be moved.
+        allocator.retain_tails(|segment| {
+            let size = live.get(&segment).map(PackedSize::of);
+            unknown.contains(&segment) || size.is_none_or(|size| !size.is_sparse(&space.geometry))
+        });
+        drop(allocator);
         let mut survey = Survey {
             used_bytes: 0,
             live_bytes: 0,
@@ -295,10 +306,9 @@ impl Survey {
         let allocator = space.allocator();
         let used = space.geometry.slots - allocator.free();
         self.used_bytes = u64::from(used) * u64::from(space.geometry.segment_bytes);
-        let most = u64::from(space.geometry.segment_pages()) * SPARSE_QUARTERS / 4;
         let sparse = slots.into_iter().filter(|(slot, sparse)| {
             // One that something else occupies would not become free.
-            sparse.size.all_pages() <= most
+            sparse.size.is_sparse(&space.geometry)
                 && to_usize(u64::from(allocator.occupants(*slot))) == sparse.segments.len()
         });
         self.sparse = sparse.map(|(_, sparse)| sparse).collect();

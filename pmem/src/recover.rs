@@ -161,6 +161,10 @@ pub(crate) fn recover(
         HashSet::new()
     };
 
+    if replayed.damage.is_none() && roots.damaged.is_empty() {
+        offer_tails(&space, replayed.journal.live());
+    }
+
     // 3. Write what opening changes. A medium that cannot take that can still be read.
     let unsafe_shutdowns = found.unsafe_shutdowns.saturating_add(u64::from(found.open));
     let mut superblock = found;
@@ -174,8 +178,10 @@ pub(crate) fn recover(
             "the journal is damaged ({records} records cannot be read; first: {first})"
         )))
     } else {
-        mark_open(&space, &mut replayed, &repairs, found, unsafe_shutdowns)
-            .map(|state| superblock = state)
+        mark_open(&space, &mut replayed, &repairs, found, unsafe_shutdowns).map(|state| {
+            superblock = state;
+            space.allocator().is_complete = true;
+        })
     };
     if let Err(error) = written {
         space.fail("open the region for writing", &error);
@@ -256,7 +262,10 @@ impl Roots {
             roots.checkpoints.insert(id, Arc::new(sealed));
         }
         if !roots.damaged.is_empty() {
-            let withheld = Arc::new(withhold(space));
+            let own = live.iter().filter(|(id, _)| roots.damaged.contains_key(id));
+            let own = own.filter_map(|(_, live)| space.geometry.place(live.root, 2).ok());
+            let own: HashSet<_> = own.map(|place| place.segment).collect();
+            let withheld = Arc::new(withhold(space, &own));
             roots.withheld_bytes = withheld.exclusive_bytes();
             for damaged in roots.damaged.values_mut() {
                 damaged.withheld = Some(Arc::clone(&withheld));
@@ -290,15 +299,35 @@ impl Roots {
     }
 }
 
-/// Takes hold of the free segments that may have been written to: those that their headers name, or whose headers cannot
-/// be read. A damaged root does not tell which of them are its checkpoint's.
-fn withhold(space: &Arc<Space>) -> Lease {
+/// Offers the tails of segments. A root is written last, so a segment ends behind the last root in it: if all its holders
+/// have their roots there. Another one may refer to pages behind it, which a removed checkpoint wrote.
+fn offer_tails(space: &Space, live: &HashMap<CheckpointId, Live>) {
+    let mut ends: HashMap<SegmentNo, (u32, u32)> = HashMap::new();
+    for live in live.values() {
+        if let Ok(place) = space.geometry.place(live.root, 2) {
+            let (end, roots) = ends.entry(place.segment).or_default();
+            *end = (*end).max(place.page + 2);
+            *roots += 1;
+        }
+    }
+    let mut allocator = space.allocator();
+    for (segment, (end, roots)) in ends {
+        if allocator.holders(segment) == roots {
+            allocator.offer_tail(&space.geometry, segment, end);
+        }
+    }
+}
+
+/// Takes hold of the free segments that a damaged root may name. The header of a segment that becomes free is blanked, so
+/// these are the ones whose header is not: the damaged checkpoint's own, those of dumps that a crash cut short, and those
+/// whose blanking a crash undid. And of the `own` ones that damaged roots are in, as other checkpoints that hold them may be
+/// removed.
+fn withhold(space: &Arc<Space>, own: &HashSet<SegmentNo>) -> Lease {
     let all = (0..space.geometry.segments).map(SegmentNo);
     let free = |segment: &SegmentNo| space.allocator().is_free(*segment);
-    let used = all
-        .filter(free)
-        .filter(|&segment| space.is_written(segment));
-    let used: Vec<_> = used.map(|segment| segment.0).collect();
+    let withheld =
+        |segment: &SegmentNo| own.contains(segment) || free(segment) && space.is_written(*segment);
+    let used: Vec<_> = all.filter(withheld).map(|segment| segment.0).collect();
     Lease::recover(space, to_extents(used.into_iter()))
 }
 

@@ -22,8 +22,8 @@ use permafrost_medium::{Flushed, Medium};
 /// Options for formatting a region.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatOptions {
-    /// Bytes of a segment: a power of two from 64 KiB to 2 MiB. Default 1 MiB. A checkpoint takes at least one
-    /// segment; larger segments make runs longer and small deltas costlier.
+    /// Bytes of a segment: a power of two from 64 KiB to 2 MiB. Default 1 MiB. Larger segments make runs longer, and
+    /// give space back later, as a segment is free when no checkpoint has pages in it.
     pub segment_bytes: u32,
     /// Records in each of the two journal halves, a multiple of 32; two fewer are the most checkpoints
     /// there can be. Default: two for every segment, from 64 to 65,536; 128 bytes each.
@@ -79,6 +79,13 @@ pub struct Region {
     /// Copies of values that the two locks above guard, for [`Region::usage`], which must not wait for a fence.
     journal_position: AtomicU64,
     unsafe_shutdowns: u64,
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // The checkpoints give their segments back with the region, which frees none.
+        self.space.allocator().is_complete = false;
+    }
 }
 
 /// A checkpoint that the tables no longer have, intact or damaged.
@@ -320,6 +327,7 @@ impl Region {
         let next = superblock.next(false, superblock.unsafe_shutdowns);
         // After an error, too: the superblock may already be marked as closed.
         journal.close();
+        self.space.allocator().is_complete = false;
         next.store(&*self.space.medium, &mut Flushed::new())?;
         *superblock = next;
         Ok(())

@@ -79,13 +79,21 @@ impl Shadow {
 
         // 4. Write the record (after a compaction: the header), flush, fence. Now it is sealed. Not before step 2,
         //    see there.
-        let lease = self.out.into_holdings().into_lease();
+        let (holdings, tail) = self.out.into_holdings();
+        let lease = holdings.into_lease();
         if let Err(error) = region.note(journal.commit(medium, &prepared)) {
             if matches!(error, JournalError::Io(_)) {
                 // The record may be durable and refer to these segments: no other shadow may get them.
                 lease.leak();
             }
             return Err(error.into());
+        }
+
+        //    The next shadow may begin behind the root. Before the checkpoint is seen: a survey that sees it, and no shadow
+        //    in the tail, relies on the segment not being written to any more (it drops the tail of what it moves).
+        if let Some((segment, page)) = tail {
+            let space = region.space();
+            space.allocator().offer_tail(&space.geometry, segment, page);
         }
 
         // 5. Let readers see it, and no longer the replaced one: not before it is durable, as a checkpoint that was

@@ -1,6 +1,7 @@
 //! Writing pages into segments.
 
 use std::io;
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use zerocopy::little_endian::U32;
@@ -9,11 +10,11 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::alloc::{Allocated, Holdings};
 use crate::error::ShadowError;
 use crate::geometry::Geometry;
-use crate::ids::PageNo;
+use crate::ids::{PageNo, SegmentNo};
 use crate::layout::{SEGMENT_MAGIC, SegmentHeader};
 use crate::space::Space;
 use crate::{PAGE_BYTES, PAGE_SIZE};
-use permafrost_medium::convert::to_usize;
+use permafrost_medium::convert::{to_u64, to_usize};
 use permafrost_medium::{Flushed, LostPage};
 
 /// Writer that appends pages to a shadow's own segments, one segment after the other.
@@ -24,9 +25,14 @@ pub(crate) struct SegmentWriter {
     /// Allocated ahead of need, last one first.
     reserved: Vec<Allocated>,
     pages_written: u64,
+    /// True if a segment was taken.
+    has_begun: bool,
     /// Flushed, and no fence came after it.
     flushed: Flushed,
 }
+
+/// Bytes of an entry of a header's checksums.
+const CRC_BYTES: usize = size_of::<U32>();
 
 /// Segments in which a page of one append was lost before the medium counts as failed.
 const MAX_LOST_SEGMENTS: u32 = 16;
@@ -34,6 +40,8 @@ const MAX_LOST_SEGMENTS: u32 = 16;
 /// Segment that pages are appended to. Its header stays in DRAM until it is full or flushed.
 struct OpenSegment {
     segment: Allocated,
+    /// Place of the shadow's first page in the segment: behind those of others, in a tail.
+    first: u32,
     /// Place of the next page in the segment.
     next: u32,
     /// Place up to which pages are flushed, and the header with their checksums.
@@ -49,6 +57,7 @@ impl SegmentWriter {
             open: None,
             reserved: Vec::new(),
             pages_written: 0,
+            has_begun: false,
             flushed: Flushed::new(),
         }
     }
@@ -61,8 +70,10 @@ impl SegmentWriter {
         &mut self.holdings
     }
 
-    pub(crate) fn into_holdings(self) -> Holdings {
-        self.holdings
+    /// Returns the holdings, and the tail that the last segment has: its number, and the place behind its last page.
+    pub(crate) fn into_holdings(self) -> (Holdings, Option<(SegmentNo, u32)>) {
+        let tail = self.open.map(|open| (open.segment.segment, open.next));
+        (self.holdings, tail)
     }
 
     /// Pages appended so far.
@@ -84,7 +95,7 @@ impl SegmentWriter {
                 return Ok(place);
             };
             let medium = &self.space.medium;
-            // SAFETY: the page lies in a segment that this shadow alone holds, behind everything appended
+            // SAFETY: the page lies in a segment that this shadow alone writes to, behind everything appended
             // so far; it is referred to, and so read, once this call has returned its place.
             match unsafe { medium.write_streaming(at, page) } {
                 Ok(()) => {
@@ -131,13 +142,11 @@ impl SegmentWriter {
     /// Allocates segments until `pairs` more pages can be appended twice each.
     pub(crate) fn reserve_pairs(&mut self, pairs: usize) -> Result<(), ShadowError> {
         let pages = self.space.geometry.segment_pages();
-        let in_segment = to_usize(u64::from((pages - 1) / 2));
+        let room = |next: u32| to_usize(u64::from((pages - next) / 2));
         loop {
-            let here = self
-                .open
-                .as_ref()
-                .map_or(0, |open| to_usize(u64::from((pages - open.next) / 2)));
-            if here + self.reserved.len() * in_segment >= pairs {
+            let here = self.open.as_ref().map_or(0, |open| room(open.next));
+            let reserved = self.reserved.iter().map(|taken| room(taken.first_page));
+            if here + reserved.sum::<usize>() >= pairs {
                 return Ok(());
             }
             let segment = self.allocate()?;
@@ -162,9 +171,14 @@ impl SegmentWriter {
         self.space.fence(&mut self.flushed)
     }
 
-    /// Takes a segment; its entry in the segment table is flushed, if it needs one.
+    /// Takes a segment; its entry in the segment table is flushed, if it needs one. Only the first may be the tail of one:
+    /// the runs of a large dump are to be long.
     fn allocate(&mut self) -> Result<Allocated, ShadowError> {
-        let taken = self.holdings.allocate()?;
+        let taken = if std::mem::replace(&mut self.has_begun, true) {
+            self.holdings.allocate()?
+        } else {
+            self.holdings.begin()?
+        };
         if taken.needs_entry {
             let (space, flushed) = (&self.space, &mut self.flushed);
             let written =
@@ -192,14 +206,16 @@ impl SegmentWriter {
             Some(segment) => segment,
             None => self.allocate()?,
         };
+        let first = segment.first_page;
         let mut header = Box::new(SegmentHeader::new_zeroed());
         header.magic = SEGMENT_MAGIC;
         header.segment = U32::new(segment.segment.0);
         header.uuid = *self.space.uuid.as_bytes();
         let open = self.open.insert(OpenSegment {
             segment,
-            next: 1,
-            flushed: 1,
+            first,
+            next: first,
+            flushed: first,
             header,
         });
         Ok(open.next_place(&self.space.geometry))
@@ -228,22 +244,37 @@ impl OpenSegment {
         if self.flushed == self.next {
             return Ok(());
         }
-        let at = self.segment.header_at;
+        let (at, medium) = (self.segment.header_at, &*space.medium);
         self.header.pages = U32::new(self.next - 1);
-        // SAFETY: the header of a segment that this shadow alone holds. Its entries for pages that were
-        // flushed before are written again as they are; readers of them come after the seal.
-        unsafe { space.medium.write_streaming(at, self.header.as_bytes())? };
-        if self.flushed == 1 {
-            space
-                .medium
-                .flush_streamed(at, u64::from(self.next) * PAGE_BYTES, flushed)?;
+        if self.first == 1 {
+            // SAFETY: the header of a segment that this shadow alone holds. Its entries for pages that were
+            // flushed before are written again as they are; readers of them come after the seal.
+            unsafe { medium.write_streaming(at, self.header.as_bytes())? };
         } else {
-            space.medium.flush_streamed(at, PAGE_BYTES, flushed)?;
-            let first = at + u64::from(self.flushed) * PAGE_BYTES;
-            let len_bytes = u64::from(self.next - self.flushed) * PAGE_BYTES;
-            space.medium.flush_streamed(first, len_bytes, flushed)?;
+            self.write_crcs(space, flushed)?;
         }
+        // The header page of a tail is flushed apart.
+        let from_header = self.flushed == 1;
+        if self.first == 1 && !from_header {
+            medium.flush_streamed(at, PAGE_BYTES, flushed)?;
+        }
+        let first = if from_header { 0 } else { self.flushed };
+        let len_bytes = u64::from(self.next - first) * PAGE_BYTES;
+        medium.flush_streamed(at + u64::from(first) * PAGE_BYTES, len_bytes, flushed)?;
         self.flushed = self.next;
         Ok(())
+    }
+
+    /// Writes and flushes the checksums of a tail's pages, and no other byte of the header: those before belong to sealed
+    /// pages. Where one of these shares a chunk of eight bytes with the first new one, a crash leaves the chunk with the old
+    /// or the new second half, and the same first half.
+    fn write_crcs(&self, space: &Space, flushed: &mut Flushed) -> io::Result<()> {
+        let entries = to_usize(u64::from(self.flushed))..to_usize(u64::from(self.next));
+        let bytes = self.header.crcs[entries].as_bytes();
+        let table = offset_of!(SegmentHeader, crcs) + to_usize(u64::from(self.flushed)) * CRC_BYTES;
+        let at = self.segment.header_at + to_u64(table);
+        // SAFETY: the entries of pages behind everything that is sealed in this segment, whose tail this shadow alone has.
+        unsafe { space.medium.write(at, bytes)? };
+        space.medium.flush(at, to_u64(bytes.len()), flushed)
     }
 }

@@ -223,8 +223,8 @@ impl Shadow {
         }
     }
 
-    /// Bytes of pages written so far: data, maps, blobs. Segments are taken whole, so the region may
-    /// have up to a segment less.
+    /// Bytes of pages written so far: data, maps, blobs. The region may have up to a segment less: the next shadow begins
+    /// in what is left of the last one.
     #[must_use]
     pub fn added_bytes(&self) -> u64 {
         self.out.pages_written() * PAGE_BYTES

@@ -86,7 +86,8 @@ impl Space {
         }
         let (magic, rest) = header.split_at(SEGMENT_MAGIC.len());
         let others = magic == SEGMENT_MAGIC && rest[..4] != segment.0.to_le_bytes();
-        !others && header.iter().any(|&byte| byte != 0)
+        // The magic number of a segment that became free is zeroed.
+        !others && magic.iter().any(|&byte| byte != 0)
     }
 
     /// Returns the bytes that a segment takes of its slot.

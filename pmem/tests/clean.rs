@@ -222,6 +222,21 @@ fn what_dumps_and_readers_refer_to_is_left_alone() {
 }
 
 #[test]
+fn nothing_is_appended_to_what_a_survey_moves() {
+    let medium = format(40);
+    let (region, content) = sparse(&medium, 20);
+    // The last segment of checkpoint 2 has a tail, and few pages.
+    let survey = &mut region.survey(&roots);
+    let more = Content::from([(0, 7)]);
+    seal(&region, 3, None, &more).unwrap();
+    assert!(region.clean(survey, u64::MAX).unwrap().slots > 20);
+    for region in [region, open(&medium)] {
+        check(&region, 2, &content);
+        check(&region, 3, &more);
+    }
+}
+
+#[test]
 fn a_full_region_has_room_again() {
     let medium = format(70);
     let (region, content) = sparse(&medium, 60);
@@ -251,7 +266,10 @@ fn a_region_without_any_free_slot_says_so() {
         Err(CleanError::Full)
     ));
     drop(survey);
-    region.delete(CheckpointId::new(4)).unwrap();
+    // The first ones, which share a segment.
+    for id in 4..8 {
+        region.delete(CheckpointId::new(id)).unwrap();
+    }
     assert!(clean(&region).slots > 4);
     check(&region, 2, &content);
 }

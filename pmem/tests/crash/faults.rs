@@ -365,17 +365,15 @@ fn check_reads(player: &Player, region: &Region) {
 /// in the record's copy.
 fn keep_of_record(before: Vec<u8>, player: &Player, keep: impl Fn(usize) -> bool) -> Vec<u8> {
     let log = player.medium.take_log();
-    let last = log
-        .iter()
-        .rposition(|event| matches!(event, MediumEvent::Write { .. }))
-        .unwrap();
+    // After it only the headers of segments that became free are blanked.
+    let is_record = |event: &MediumEvent| matches!(event, MediumEvent::Write { bytes, .. } if bytes.len() == RECORD_BYTES);
+    let last = log.iter().rposition(is_record).unwrap();
     let mut replay = Replay::new(before);
     log[..last].iter().for_each(|event| replay.apply(event));
     let mut image = replay.crash(0);
     let MediumEvent::Write { at, bytes } = &log[last] else {
         panic!("not a write")
     };
-    assert_eq!(bytes.len(), RECORD_BYTES);
     for (n, chunk) in bytes.chunks(8).enumerate().filter(|(n, _)| keep(n % 8)) {
         let at = usize::try_from(*at).unwrap() + n * 8;
         image[at..at + 8].copy_from_slice(chunk);
