@@ -10,8 +10,6 @@ use std::os::unix::fs::FileExt;
 
 use permafrost_protocol::PAGE_BYTES;
 
-use crate::processes::{dumped_bytes, tree};
-
 /// Size of a page's entry in `/proc/PID/pagemap`, bytes.
 const ENTRY: usize = 8;
 
@@ -25,24 +23,16 @@ const THERE: u64 = 1 << 63 | 1 << 62;
 /// Number of entries read at once: those of 128 MiB.
 const AT_ONCE: u64 = 32 << 10;
 
-/// Returns the anonymous, shared and swapped-out memory of the tree of `root`, bytes. Processes that come or go
-/// meanwhile may be counted or not. Reads one file for each process of the machine, and one more for each of
-/// the tree.
-#[must_use]
-pub fn resident_bytes(root: u32) -> u64 {
-    tree(root).into_iter().map(dumped_bytes).sum()
-}
-
-/// Returns the number of pages of the tree written since its soft-dirty bits were last cleared. `None` if the
+/// Returns the number of pages of a tree's processes written since its soft-dirty bits were last cleared. `None` if the
 /// kernel does not keep these bits, or the caller may not read them. Reads 8 bytes for each mapped page of the
 /// tree's address space: 2 ms for a GiB.
 #[must_use]
-pub fn dirty_pages(root: u32) -> Option<u64> {
+pub fn dirty_pages(tree: &[u32]) -> Option<u64> {
     if !keeps_soft_dirty()? {
         return None;
     }
     let mut pages = 0;
-    for pid in tree(root) {
+    for &pid in tree {
         match dirty_of(pid) {
             Ok(dirty) => pages += dirty,
             // The process has ended.
@@ -113,32 +103,7 @@ fn count_dirty(pagemap: &File, mut page: u64, end: u64) -> io::Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader};
-    use std::process::{Command, Stdio};
-
     use super::*;
-
-    #[test]
-    fn memory_of_the_whole_tree_counts() {
-        // 64 MiB in a shell's child: tail keeps what it may have to print.
-        let script =
-            "{ head -c 67108864 /dev/zero; echo there >&2; cat; } | tail -c 67108864 > /dev/null";
-        let mut shell = Command::new("sh")
-            .args(["-c", script])
-            .stdin(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(shell.stderr.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        let resident = resident_bytes(shell.id());
-        drop(shell.stdin.take());
-        shell.wait().unwrap();
-        assert!((63 << 20..256 << 20).contains(&resident), "{resident}");
-        assert_eq!(resident_bytes(5_000_000), 0);
-    }
 
     #[test]
     fn lines_of_maps_name_their_pages() {
@@ -156,10 +121,10 @@ mod tests {
     #[test]
     fn dirty_pages_are_counted_where_the_kernel_keeps_them_and_unknown_where_not() {
         let own = std::process::id();
-        let dirty = dirty_pages(own);
+        let dirty = dirty_pages(&[own]);
         if keeps_soft_dirty() == Some(true) {
             let fresh = vec![1_u8; 8 << 20];
-            let then = dirty_pages(own).unwrap();
+            let then = dirty_pages(&[own]).unwrap();
             assert!(std::hint::black_box(&fresh).len() == 8 << 20);
             assert!(then >= 2048, "{then}, {dirty:?}");
         } else {

@@ -168,11 +168,14 @@ impl ProcessUsage {
     }
 }
 
-/// Returns the resources that the tree of `root` uses now. Processes that come or go meanwhile may be missing.
+/// Returns the resources that a tree uses now, given as [`tree`] returns it. Processes that have ended are left out.
 ///
 /// # Errors
-/// There is no such process, or `/proc` cannot be read.
-pub fn usage(root: u32) -> Result<ProcessUsage, OriginError> {
+/// The root has ended, or `/proc` cannot be read.
+pub fn usage(tree: &[u32]) -> Result<ProcessUsage, OriginError> {
+    let (&root, descendants) = tree
+        .split_first()
+        .ok_or(OriginError::NoProcess { pid: 0 })?;
     let stat = ProcessStat::read(root)?;
     let ticks_per_s = rustix::param::clock_ticks_per_second().max(1);
     let time = |ticks: u64| {
@@ -191,7 +194,7 @@ pub fn usage(root: u32) -> Result<ProcessUsage, OriginError> {
         cpu: time(stat.cpu_ticks),
         age: booted.saturating_sub(time(stat.start_ticks)),
     };
-    for pid in descendants(root) {
+    for &pid in descendants {
         if let Ok(stat) = ProcessStat::read(pid) {
             usage.processes += 1;
             usage.resident_bytes = usage.resident_bytes.saturating_add(dumped_bytes(pid));
@@ -202,7 +205,7 @@ pub fn usage(root: u32) -> Result<ProcessUsage, OriginError> {
 }
 
 /// Returns the anonymous, shared and swapped-out memory of one process, bytes; 0 for a process that has ended.
-pub(crate) fn dumped_bytes(pid: u32) -> u64 {
+fn dumped_bytes(pid: u32) -> u64 {
     fs::read_to_string(format!("/proc/{pid}/status")).map_or(0, |status| resident_in(&status))
 }
 
@@ -225,7 +228,7 @@ fn resident_in(status: &str) -> u64 {
 /// reaps it when it likes. Returns the processes that are left.
 pub fn wait_until_gone(pids: &[u32], patience: Patience) -> Vec<u32> {
     let started = Instant::now();
-    let own = ancestors();
+    let own = ancestors(std::process::id());
     let is_left = |pid: &u32| match ProcessStat::read(*pid) {
         Ok(stat) if stat.state == 'Z' => {
             !own.contains(&stat.parent) && started.elapsed() < patience.to_be_reaped
@@ -258,9 +261,9 @@ pub struct Patience {
     pub to_be_reaped: Duration,
 }
 
-/// Returns this process and its ancestors.
-fn ancestors() -> Vec<u32> {
-    let mut ancestors = vec![std::process::id()];
+/// Returns a process and its ancestors.
+fn ancestors(pid: u32) -> Vec<u32> {
+    let mut ancestors = vec![pid];
     while let Some(&last) = ancestors.last() {
         match ProcessStat::read(last) {
             Ok(stat) if stat.parent > 0 && !ancestors.contains(&stat.parent) => {
@@ -293,11 +296,15 @@ pub fn signal(pid: u32, signal: Signal) {
     }
 }
 
-/// Returns a process and its living descendants, as [`descendants`] finds them.
+/// Returns a process and, behind it, its living descendants, as [`descendants`] finds them. Reads one file for each
+/// process of the machine.
 pub fn tree(root: u32) -> Vec<u32> {
-    let mut tree = descendants(root);
-    tree.push(root);
-    tree
+    std::iter::once(root).chain(descendants(root)).collect()
+}
+
+/// Returns true if `pid` is `root` or a descendant of it. Reads one file for each generation between them.
+pub fn is_in_tree(pid: u32, root: u32) -> bool {
+    ancestors(pid).contains(&root)
 }
 
 #[cfg(test)]
@@ -399,10 +406,10 @@ mod tests {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let mut seen = usage(shell.id()).unwrap();
+        let mut seen = usage(&tree(shell.id())).unwrap();
         // Until the kernel's clock has ticked for it, and its buffer is full.
         while seen.cpu.is_zero() || seen.resident_bytes < 64 << 20 {
-            seen = usage(shell.id()).unwrap();
+            seen = usage(&tree(shell.id())).unwrap();
         }
         assert_eq!(seen.processes, 2);
         assert!(seen.resident_bytes < 128 << 20, "{seen:?}");
@@ -413,7 +420,7 @@ mod tests {
         }
         shell.wait().unwrap();
         assert!(matches!(
-            usage(5_000_000),
+            usage(&[5_000_000]),
             Err(OriginError::NoProcess { .. })
         ));
     }

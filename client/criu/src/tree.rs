@@ -6,19 +6,17 @@ use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::manifest::DumpedProcess;
 
 use crate::origin::ProcessStat;
-use crate::processes;
 
 /// Most processes that are recorded: their data travels with every listing of the checkpoint.
 const MAX_PROCESSES: usize = 1024;
 
-/// Returns the root and its descendants, with programs, parents and mappings. Processes that come or go
-/// meanwhile may be missing.
-pub fn of(root: u32) -> Vec<DumpedProcess> {
-    let mut pids = vec![root];
-    pids.extend(processes::descendants(root));
-    pids.truncate(MAX_PROCESSES);
-    let inner: Vec<(u32, u32)> = pids
+/// Returns the processes of a tree, given as [`tree`](crate::processes::tree) returns it, with programs, parents and mappings.
+/// Processes that have ended are left out.
+pub fn of(tree: &[u32]) -> Vec<DumpedProcess> {
+    let root = tree.first();
+    let inner: Vec<(u32, u32)> = tree
         .iter()
+        .take(MAX_PROCESSES)
         .filter_map(|pid| Some((*pid, innermost_pid(*pid)?)))
         .collect();
     let inside = |outer: u32| {
@@ -32,7 +30,7 @@ pub fn of(root: u32) -> Vec<DumpedProcess> {
             Some(DumpedProcess {
                 pid: *pid,
                 program: stat.name,
-                parent: if *outer == root {
+                parent: if Some(outer) == root {
                     0
                 } else {
                     inside(stat.parent).unwrap_or(0)
@@ -87,6 +85,7 @@ fn private_writable(line: &str) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::processes;
 
     #[test]
     fn of_the_mappings_the_largest_private_writable_ones_are_kept() {
@@ -114,7 +113,7 @@ mod tests {
             .arg("60")
             .spawn()
             .unwrap();
-        let tree = of(std::process::id());
+        let tree = of(&processes::tree(std::process::id()));
         let found = tree.iter().find(|process| process.pid == child.id());
         child.kill().unwrap();
         child.wait().unwrap();

@@ -36,7 +36,7 @@ pub(crate) fn task(
     node: &str,
     known: &Known,
 ) -> Result<Task<'static>, Failure> {
-    let usage = processes::usage(pid)?;
+    let usage = processes::usage(&processes::tree(pid))?;
     let time = |time: Duration| {
         Seconds::new(seconds(time)).map_err(|error| Failure::new(Code::Invalid, error.to_string()))
     };

@@ -17,7 +17,7 @@ const LISTENING: &str = "0A";
 /// Refuses the tree of `root` if it contains the daemon, or the agent, at the other end of `connection`.
 pub(super) fn refuse_daemon(root: u32, connection: &Connection) -> Result<(), Failure> {
     match connection.peer_pid() {
-        Some(daemon) if processes::tree(root).contains(&daemon) => {
+        Some(daemon) if processes::is_in_tree(daemon, root) => {
             Err(refusal(root, daemon, "which takes the dump"))
         }
         _ => Ok(()),

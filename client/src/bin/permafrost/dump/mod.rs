@@ -30,7 +30,7 @@ use permafrost_criu::options::{Operation, PassedOn};
 use permafrost_criu::processes::{self, Patience};
 use permafrost_criu::scratch::Scratch;
 use permafrost_criu::tracking::{self, Locked, Markers};
-use permafrost_criu::{Criu, Finished, FreezeLimit, handover, memory, origin};
+use permafrost_criu::{Criu, Finished, FreezeLimit, handover, origin};
 use permafrost_protocol::control::{Checkpoint, Detail, ErrorCode, request};
 use permafrost_protocol::manifest::Origin;
 use permafrost_transport::control::{Connection, ControlError};
@@ -178,6 +178,7 @@ impl<'a> Plan<'a> {
         let tracked = passed_on.take("track-mem") | arguments.pre_dump;
         let criu = Criu::new(arguments.criu.clone());
         let mut origin = origin::collect(arguments.pid)?;
+        let usage = processes::usage(&processes::tree(arguments.pid))?;
         check_fits(arguments.pid)?;
         origin.criu_version = criu.version()?;
         origin.tracked = tracked;
@@ -214,7 +215,7 @@ impl<'a> Plan<'a> {
             same_pids: processes::innermost_pid(arguments.pid) == Some(arguments.pid),
             freeze_limit: arguments
                 .freeze_limit
-                .unwrap_or_else(|| FreezeLimit::for_memory(memory::resident_bytes(arguments.pid))),
+                .unwrap_or_else(|| FreezeLimit::for_memory(usage.resident_bytes)),
             action,
             parent: None,
         })

@@ -130,14 +130,19 @@ impl Plan<'_> {
     /// are predicted.
     fn origin_now(&self) -> Origin {
         let pid = self.arguments.pid;
-        let worked = processes::usage(pid).map_or(Duration::ZERO, |usage| usage.progress());
+        let tree = processes::tree(pid);
+        let usage = processes::usage(&tree).ok();
+        let worked = usage.map_or(Duration::ZERO, |usage| usage.progress());
         let carried_us = self.origin.carried_us;
         Origin {
             worked_us: carried_us.saturating_add(human::whole_micros(worked)),
-            resident_bytes: memory::resident_bytes(pid),
+            resident_bytes: usage.map_or(0, |usage| usage.resident_bytes),
             // Only the pages written since the parent show how much CRIU will leave out.
-            dirty_pages: self.parent.as_ref().and_then(|_| memory::dirty_pages(pid)),
-            processes: tree::of(pid),
+            dirty_pages: self
+                .parent
+                .as_ref()
+                .and_then(|_| memory::dirty_pages(&tree)),
+            processes: tree::of(&tree),
             ..self.origin.clone()
         }
     }

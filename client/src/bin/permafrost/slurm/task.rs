@@ -91,14 +91,12 @@ impl Task {
 
     /// Returns the task and all its descendants, as far as they have not left the tree.
     fn tree(self) -> Vec<u32> {
-        let mut tree = processes::descendants(self.pid());
-        tree.push(self.pid());
-        tree
+        processes::tree(self.pid())
     }
 
     /// Returns the memory that a dump of the task takes, bytes, as far as `/proc` shows it.
     pub(super) fn resident_bytes(self) -> u64 {
-        processes::usage(self.pid()).map_or(0, |usage| usage.resident_bytes)
+        processes::usage(&self.tree()).map_or(0, |usage| usage.resident_bytes)
     }
 
     /// Passes a signal on to the root of the task.
