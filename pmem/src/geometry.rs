@@ -1,19 +1,21 @@
 //! Offsets and sizes of a region's parts.
 
+use crate::PAGE_BYTES;
 use crate::error::{FormatError, NotInSegments, SegmentPlace};
 use crate::ids::{PageNo, SegmentNo, SlotNo};
 use crate::layout::{RECORD_BYTES, Superblock, TABLE_ENTRY_BYTES};
-use crate::{PAGE_BYTES, PAGE_SIZE};
 use permafrost_medium::convert::to_u64;
 
 /// Bytes of the two superblocks, a page each.
 pub(crate) const SUPERBLOCKS_BYTES: u64 = 2 * PAGE_BYTES;
 pub(crate) const MIN_SEGMENT_BYTES: u32 = 64 << 10;
 pub(crate) const MAX_SEGMENT_BYTES: u32 = 2 << 20;
-/// Records that fill a page: halves are whole pages.
-const RECORDS_PER_PAGE: u32 = 32;
-const _: () = assert!(RECORDS_PER_PAGE as usize * RECORD_BYTES == PAGE_SIZE);
-const MAX_JOURNAL_RECORDS: u32 = 1 << 20;
+/// Numbers of journal records are multiples of this.
+const RECORDS_GRAIN: u32 = 32;
+const MAX_JOURNAL_RECORDS: u32 = 1 << 22;
+/// Bytes of a medium for each record of a journal half, where the number is not given: most checkpoints are larger. The
+/// journal then takes a 128th of the medium.
+const BYTES_PER_RECORD: u64 = 32 << 10;
 /// Records of a journal half where their number is not given, at least.
 const LEAST_RECORDS: u32 = 64;
 /// Segment numbers for each slot: cleaning puts the pages of several sparse segments into one slot, and a small
@@ -23,7 +25,7 @@ const SEGMENTS_PER_SLOT: u64 = 32;
 const MAX_SEGMENTS: u32 = 1 << 24;
 /// Highest byte offset that slot 0 can have.
 pub(crate) const LAST_SEGMENTS_AT: u64 = (SUPERBLOCKS_BYTES
-    + 2 * MAX_JOURNAL_RECORDS as u64 * RECORD_BYTES as u64
+    + 4 * MAX_JOURNAL_RECORDS as u64 * RECORD_BYTES as u64
     + 2 * MAX_SEGMENTS as u64 * TABLE_ENTRY_BYTES as u64)
     .next_multiple_of(MAX_SEGMENT_BYTES as u64);
 /// Slots from which on one is kept free of dumps, for cleaning. Smaller regions are cleaned while a slot is free.
@@ -43,8 +45,7 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    /// Lays out a medium of `medium_bytes`. `journal_records` per half; `None`: two for every segment,
-    /// so that the journal is compacted long after the segments are used up, from 64 to 65,536.
+    /// Lays out a medium of `medium_bytes`. `journal_records` per half; `None`: one for every 32 KiB, from 64 to 4 Mi.
     pub(crate) fn plan(
         medium_bytes: u64,
         segment_bytes: u32,
@@ -54,18 +55,16 @@ impl Geometry {
             return Err(FormatError::SegmentSize { segment_bytes });
         }
         let records = journal_records.unwrap_or_else(|| {
-            let scaled = (medium_bytes / u64::from(segment_bytes) * 2)
-                .clamp(u64::from(LEAST_RECORDS), 65_536);
-            u32::try_from(scaled)
-                .unwrap_or(65_536)
-                .next_multiple_of(RECORDS_PER_PAGE)
+            let scaled = u32::try_from(medium_bytes / BYTES_PER_RECORD).unwrap_or(u32::MAX);
+            let records = scaled.clamp(LEAST_RECORDS, MAX_JOURNAL_RECORDS);
+            records / RECORDS_GRAIN * RECORDS_GRAIN
         });
         if !valid_journal_records(records) {
             return Err(FormatError::JournalSize {
                 journal_records: records,
             });
         }
-        let journal_end = SUPERBLOCKS_BYTES + 2 * half_bytes(records);
+        let journal_end = SUPERBLOCKS_BYTES + 4 * half_bytes(records);
         let slot_bytes = u64::from(segment_bytes);
         let capacity = || FormatError::Capacity {
             capacity_bytes: medium_bytes,
@@ -114,7 +113,7 @@ impl Geometry {
             && geometry.slots > 0
             && (geometry.slots..=MAX_SEGMENTS).contains(&geometry.segments)
             && geometry.journal_at == SUPERBLOCKS_BYTES
-            && geometry.table_at == SUPERBLOCKS_BYTES + 2 * half_bytes(geometry.journal_records)
+            && geometry.table_at == SUPERBLOCKS_BYTES + 4 * half_bytes(geometry.journal_records)
             && geometry.segments_at >= geometry.table_at + 2 * table_bytes(geometry.segments)
             && geometry.segments_at.is_multiple_of(segment_bytes)
             && geometry
@@ -124,7 +123,12 @@ impl Geometry {
         possible.then_some(geometry)
     }
 
-    /// Bytes of a journal half.
+    /// Bytes of both copies of both journal halves.
+    pub(crate) fn journal_bytes(&self) -> u64 {
+        4 * self.half_bytes()
+    }
+
+    /// Bytes of a copy of a journal half.
     pub(crate) fn half_bytes(&self) -> u64 {
         half_bytes(self.journal_records)
     }
@@ -189,7 +193,7 @@ impl Geometry {
 pub(crate) fn least_bytes(segment_bytes: u32, journal_records: Option<u32>) -> u64 {
     let records = journal_records.unwrap_or(LEAST_RECORDS);
     let segment_bytes = u64::from(segment_bytes);
-    let journal_end = SUPERBLOCKS_BYTES + 2 * half_bytes(records);
+    let journal_end = SUPERBLOCKS_BYTES + 4 * half_bytes(records);
     // A table of a page a copy is enough for so few slots.
     (journal_end + 2 * table_bytes(1)).next_multiple_of(segment_bytes) + segment_bytes
 }
@@ -204,8 +208,9 @@ fn table_bytes(segments: u32) -> u64 {
     (u64::from(segments) * to_u64(TABLE_ENTRY_BYTES)).next_multiple_of(PAGE_BYTES)
 }
 
+/// Bytes of a copy of a journal half: whole pages.
 fn half_bytes(records: u32) -> u64 {
-    u64::from(records) * to_u64(RECORD_BYTES)
+    (u64::from(records) * to_u64(RECORD_BYTES)).next_multiple_of(PAGE_BYTES)
 }
 
 fn valid_segment_bytes(bytes: u32) -> bool {
@@ -213,8 +218,8 @@ fn valid_segment_bytes(bytes: u32) -> bool {
 }
 
 fn valid_journal_records(records: u32) -> bool {
-    (RECORDS_PER_PAGE..=MAX_JOURNAL_RECORDS).contains(&records)
-        && records.is_multiple_of(RECORDS_PER_PAGE)
+    (RECORDS_GRAIN..=MAX_JOURNAL_RECORDS).contains(&records)
+        && records.is_multiple_of(RECORDS_GRAIN)
 }
 
 #[cfg(test)]
@@ -229,7 +234,7 @@ mod tests {
             (256 << 10, 64 << 10),
         ] {
             let g = Geometry::plan(bytes, segment, None).unwrap();
-            assert!(g.journal_at + 2 * g.half_bytes() <= g.table_at);
+            assert!(g.journal_at + g.journal_bytes() <= g.table_at);
             assert!(g.table_at + 2 * g.table_bytes() <= g.segments_at);
             assert!(g.slots <= g.segments);
             assert!(g.capacity_bytes <= bytes && bytes - g.capacity_bytes < u64::from(segment));

@@ -1,11 +1,13 @@
 //! Journal of a region: one record makes a checkpoint exist, or no longer.
 //!
-//! The journal has two halves. Records are appended to the active half, one at a time, each durable before the next
-//! is begun: so a crash tears at most the last. When the active half is full, the live state is written to the other
-//! half, and a header record there makes that half active. Epochs are never used twice, not even by a compaction that
-//! a crash cut short, so records that are left over in a half never count.
+//! The journal has two halves, and two copies of each, at a distance: no one damaged sector has both copies of a record.
+//! Records are appended to the active half, one at a time, each durable before the next is begun: so a crash tears at
+//! most the last. When the active half is nearly full, the live state is written to the other half ([`compaction`]), and
+//! a header record there makes that half active. Epochs are never used twice, not even by a compaction that a crash cut
+//! short, so records that are left over in a half never count.
 
 use std::collections::HashMap;
+use std::io;
 
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -18,12 +20,14 @@ use crate::layout::{
     RECORD_ATTRS, RECORD_BYTES, RECORD_DELETE, RECORD_HEADER, RECORD_REPLACES, RECORD_SEAL,
     RecordCopy,
 };
-use permafrost_medium::convert::{to_u64, to_usize};
+use permafrost_medium::convert::to_u64;
 use permafrost_medium::{Flushed, Medium};
 
+mod compaction;
 mod replay;
 
-pub(crate) use replay::{REMNANT_BYTES, Replayed, replay};
+use compaction::Compaction;
+pub(crate) use replay::{REMNANT_BYTES, Repair, Replayed, replay};
 
 /// A live checkpoint, as the journal has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +37,8 @@ pub(crate) struct Live {
     pub(crate) attrs: u32,
     /// Ascends with every seal.
     pub(crate) order: u64,
+    /// Place of its record in each half; counts for the active half, and behind the cursor of a compaction for the other.
+    slots: [u32; 2],
 }
 
 /// Change that a journal record makes.
@@ -65,8 +71,13 @@ pub(crate) struct Prepared {
 enum Place {
     /// The next slot of the active half.
     Append,
-    /// The compacted other half, written and flushed with the change in it; its header commits.
-    Flip { epoch: u32, records: u32 },
+    /// The other half, whose header commits. The compacted records are written and flushed; the change is among them, or
+    /// still to be written behind them. The place behind it is `next`.
+    Flip {
+        epoch: u32,
+        next: u32,
+        writes_change: bool,
+    },
 }
 
 /// The journal of an open region.
@@ -81,6 +92,9 @@ pub(crate) struct Journal {
     next: u32,
     live: HashMap<CheckpointId, Live>,
     next_order: u64,
+    compaction: Option<Compaction>,
+    /// True if the next compaction writes the state at once: one that went step by step did not work.
+    compacts_at_once: bool,
     /// Ranges that were flushed and that the next fence waits for.
     flushed: Flushed,
     failed: bool,
@@ -89,23 +103,39 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Writes and flushes the journal of a new region: an empty first half, and a second half without a header.
-    /// Zeroes both: records of an earlier region with this uuid would count.
+    /// Zeroes both: records of an earlier region with this uuid would count. Of the header only the first copy is written,
+    /// so that a format cut short leaves a known range that is not blank.
     pub(crate) fn format(
         medium: &dyn Medium,
         geometry: &Geometry,
         uuid: RegionUuid,
         flushed: &mut Flushed,
-    ) -> std::io::Result<()> {
+    ) -> io::Result<()> {
         let zeros = vec![0; PAGE_SIZE];
-        let end = geometry.journal_at + 2 * geometry.half_bytes();
+        let end = geometry.journal_at + geometry.journal_bytes();
         for at in (geometry.journal_at..end).step_by(PAGE_SIZE) {
             // SAFETY: no other code has the region open while it is formatted.
             unsafe { medium.write(at, &zeros)? };
         }
-        let header = encode(uuid, header_record(1, 0));
-        // SAFETY: as above.
-        unsafe { medium.write(half_at(geometry, 0), &header)? };
-        medium.flush(geometry.journal_at, end - geometry.journal_at, flushed)
+        medium.flush(geometry.journal_at, end - geometry.journal_at, flushed)?;
+        Self::write_first_header(medium, geometry, uuid, 0, flushed)
+    }
+
+    /// Writes and flushes a copy of a new region's header; the second one after the superblock.
+    pub(crate) fn write_first_header(
+        medium: &dyn Medium,
+        geometry: &Geometry,
+        uuid: RegionUuid,
+        copy: u8,
+        flushed: &mut Flushed,
+    ) -> io::Result<()> {
+        let (at, header) = (
+            record_at(geometry, copy, 0, 0),
+            encode(uuid, header_record(1, 0)),
+        );
+        // SAFETY: no other code has the region open while it is formatted.
+        unsafe { medium.write(at, &header)? };
+        medium.flush(at, to_u64(RECORD_BYTES), flushed)
     }
 
     pub(crate) fn live(&self) -> &HashMap<CheckpointId, Live> {
@@ -143,8 +173,8 @@ impl Journal {
         self.failed = true;
     }
 
-    /// Finds a place for the change. If the active half is full, writes the compacted state with the
-    /// change applied to the other one, flushed but not fenced.
+    /// Finds a place for the change. Does a step of a compaction that is under way. If the active half is full, writes
+    /// the compacted state with the change applied to the other one, flushed but not fenced.
     ///
     /// A slot is kept free of seals, so that deleting is possible however full the journal is.
     pub(crate) fn prepare(
@@ -159,57 +189,14 @@ impl Journal {
             }
         }
         let kept_free = u32::from(matches!(change, Change::Seal { .. }));
-        if self.next + kept_free < self.geometry.journal_records {
-            return Ok(Prepared {
-                change: Some(change),
-                place: Place::Append,
-            });
-        }
-        self.prepare_compaction(medium, Some(change), kept_free)
-    }
-
-    fn prepare_compaction(
-        &mut self,
-        medium: &dyn Medium,
-        change: Option<Change>,
-        kept_free: u32,
-    ) -> Result<Prepared, JournalError> {
-        let mut live = self.live.clone();
-        if let Some(change) = change {
-            apply(&mut live, self.next_order, change);
-        }
-        let records = u32::try_from(live.len()).unwrap_or(u32::MAX);
-        if records.saturating_add(1 + kept_free) > self.geometry.journal_records {
-            return Err(JournalError::Full {
-                records: self.geometry.journal_records,
-            });
-        }
-        let Some(epoch) = self.last_epoch.checked_add(1) else {
-            return Err(JournalError::Full {
-                records: self.geometry.journal_records,
-            });
+        let place = match self.step(medium, kept_free)? {
+            Some(flip) => flip,
+            None if self.next + kept_free < self.geometry.journal_records => Place::Append,
+            None => return self.write_state(medium, Some(change), kept_free),
         };
-        self.last_epoch = epoch;
-        let mut live: Vec<_> = live.into_iter().collect();
-        live.sort_unstable_by_key(|(_, l)| l.order);
-        let mut bytes = Vec::with_capacity(live.len() * RECORD_BYTES);
-        for ((id, l), sequence) in live.into_iter().zip(1..) {
-            let seal = Change::Seal {
-                id,
-                root: l.root,
-                root_crc32: l.root_crc32,
-                attrs: l.attrs,
-                replaces: None,
-            };
-            bytes.extend_from_slice(&encode(self.uuid, seal.to_record(epoch, sequence)));
-        }
-        let at = half_at(&self.geometry, 1 - self.half) + to_u64(RECORD_BYTES);
-        // SAFETY: under the journal's lock; no slice of the journal is ever lent.
-        let written = unsafe { medium.write(at, &bytes) };
-        written.and_then(|()| medium.flush(at, to_u64(bytes.len()), &mut self.flushed))?;
         Ok(Prepared {
-            change,
-            place: Place::Flip { epoch, records },
+            change: Some(change),
+            place,
         })
     }
 
@@ -221,61 +208,74 @@ impl Journal {
         medium: &dyn Medium,
         prepared: &Prepared,
     ) -> Result<(), JournalError> {
-        let (at, record) = match prepared.place {
-            Place::Append => {
-                let at = half_at(&self.geometry, self.half)
-                    + u64::from(self.next) * to_u64(RECORD_BYTES);
-                let record = prepared.change.map(|c| c.to_record(self.epoch, self.next));
-                (at, record.unwrap_or_else(|| header_record(self.epoch, 0)))
-            }
-            Place::Flip { epoch, records } => (
-                half_at(&self.geometry, 1 - self.half),
-                header_record(epoch, records),
-            ),
-        };
-        if let Err(error) = self.write_record(medium, prepared, at, record) {
+        if let Err(error) = self.write_prepared(medium, prepared) {
             self.failed = true;
             return Err(error.into());
         }
+        let written = match prepared.place {
+            Place::Append => (self.half, self.next),
+            Place::Flip { next, .. } => (1 - self.half, next - 1),
+        };
         if let Some(change) = prepared.change {
-            apply(&mut self.live, self.next_order, change);
+            let removed = change
+                .removes()
+                .and_then(|id| Some((id, self.live.get(&id)?)));
+            if let (Some(compaction), Some((id, live))) = (&mut self.compaction, removed) {
+                compaction.note_removal(id, live.slots[usize::from(self.half)]);
+            }
+            apply(&mut self.live, change, self.next_order, written);
             self.next_order += u64::from(matches!(change, Change::Seal { .. }));
         }
         match prepared.place {
-            Place::Append => self.next += 1,
-            Place::Flip { epoch, records } => {
-                let old = half_at(&self.geometry, self.half);
-                self.half = 1 - self.half;
-                self.epoch = epoch;
-                self.next = records + 1;
-                // So that damage to the new header is found, and never taken for the state before. If
-                // a crash undoes it, the old half's lower epoch still loses: no fence needed.
-                // SAFETY: under the journal's lock; no slice of the journal is ever lent.
-                let erased = unsafe { medium.write(old, &[0; RECORD_BYTES]) };
-                // The change has happened: an error shows at the next fence, not here.
-                let _ = erased
-                    .and_then(|()| medium.flush(old, to_u64(RECORD_BYTES), &mut self.flushed));
+            Place::Append => {
+                self.next += 1;
+                self.begin_compaction();
             }
+            Place::Flip { epoch, next, .. } => self.after_flip(medium, epoch, next),
         }
         Ok(())
     }
 
-    fn write_record(
+    fn write_prepared(&mut self, medium: &dyn Medium, prepared: &Prepared) -> io::Result<()> {
+        let record = |epoch, slot| prepared.change.map(|change| change.to_record(epoch, slot));
+        match prepared.place {
+            Place::Append => {
+                let record = record(self.epoch, self.next);
+                self.write_records(medium, self.half, self.next, record.as_slice())?;
+                medium.fence(&mut self.flushed)
+            }
+            Place::Flip {
+                epoch,
+                next,
+                writes_change,
+            } => {
+                let record = record(epoch, next - 1).filter(|_| writes_change);
+                self.write_records(medium, 1 - self.half, next - 1, record.as_slice())?;
+                self.flip(medium, epoch, next)
+            }
+        }
+    }
+
+    /// Writes and flushes both copies of consecutive records.
+    fn write_records(
         &mut self,
         medium: &dyn Medium,
-        prepared: &Prepared,
-        at: u64,
-        record: RecordCopy,
-    ) -> std::io::Result<()> {
-        if matches!(prepared.place, Place::Flip { .. }) {
-            // The header makes the compacted records count: it is written after they are durable.
-            medium.fence(&mut self.flushed)?;
+        half: u8,
+        first: u32,
+        records: &[RecordCopy],
+    ) -> io::Result<()> {
+        if records.is_empty() {
+            return Ok(());
         }
-        let bytes = encode(self.uuid, record);
-        // SAFETY: under the journal's lock; no slice of the journal is ever lent.
-        unsafe { medium.write(at, &bytes)? };
-        medium.flush(at, to_u64(bytes.len()), &mut self.flushed)?;
-        medium.fence(&mut self.flushed)
+        let encoded = records.iter().map(|&record| encode(self.uuid, record));
+        let bytes = encoded.collect::<Vec<_>>().concat();
+        for copy in 0..2 {
+            let at = record_at(&self.geometry, copy, half, first);
+            // SAFETY: under the journal's lock; no slice of the journal is lent once the region is open.
+            unsafe { medium.write(at, &bytes)? };
+            medium.flush(at, to_u64(bytes.len()), &mut self.flushed)?;
+        }
+        Ok(())
     }
 
     /// Prepares and commits a change on its own.
@@ -291,7 +291,7 @@ impl Journal {
     /// Writes the live state to the other half, which becomes active: damage in this half no longer counts.
     pub(crate) fn compact(&mut self, medium: &dyn Medium) -> Result<(), JournalError> {
         self.check()?;
-        let prepared = self.prepare_compaction(medium, None, 0)?;
+        let prepared = self.write_state(medium, None, 0)?;
         self.commit(medium, &prepared)
     }
 }
@@ -382,8 +382,13 @@ impl Change {
     }
 }
 
-/// Applies a change that is known to make sense.
-fn apply(live: &mut HashMap<CheckpointId, Live>, order: u64, change: Change) {
+/// Applies a change that is known to make sense, and whose record is in a half, at a slot.
+fn apply(
+    live: &mut HashMap<CheckpointId, Live>,
+    change: Change,
+    order: u64,
+    (half, slot): (u8, u32),
+) {
     if let Some(removed) = change.removes() {
         live.remove(&removed);
     }
@@ -395,15 +400,16 @@ fn apply(live: &mut HashMap<CheckpointId, Live>, order: u64, change: Change) {
             attrs,
             ..
         } => {
-            live.insert(
-                id,
-                Live {
-                    root,
-                    root_crc32,
-                    attrs,
-                    order,
-                },
-            );
+            let mut slots = [0; 2];
+            slots[usize::from(half)] = slot;
+            let sealed = Live {
+                root,
+                root_crc32,
+                attrs,
+                order,
+                slots,
+            };
+            live.insert(id, sealed);
         }
         Change::Delete { .. } => {}
         Change::Attrs { id, bits } => {
@@ -424,13 +430,11 @@ fn header_record(epoch: u32, compacted: u32) -> RecordCopy {
     record
 }
 
-/// Encodes a record's two copies, with their checksums.
+/// Encodes a record with its checksum.
 fn encode(uuid: RegionUuid, mut record: RecordCopy) -> [u8; RECORD_BYTES] {
     record.crc32 = U32::new(checksum(uuid, &record));
     let mut bytes = [0; RECORD_BYTES];
-    for copy in bytes.chunks_exact_mut(size_of::<RecordCopy>()) {
-        copy.copy_from_slice(record.as_bytes());
-    }
+    bytes.copy_from_slice(record.as_bytes());
     bytes
 }
 
@@ -441,10 +445,8 @@ fn checksum(uuid: RegionUuid, record: &RecordCopy) -> u32 {
     hasher.finalize()
 }
 
-fn half_at(geometry: &Geometry, half: u8) -> u64 {
-    geometry.journal_at + u64::from(half) * geometry.half_bytes()
-}
-
-fn half_len(geometry: &Geometry) -> usize {
-    to_usize(geometry.half_bytes())
+/// Returns the byte offset of copy 0 or 1 of a record.
+fn record_at(geometry: &Geometry, copy: u8, half: u8, slot: u32) -> u64 {
+    let halves = u64::from(2 * copy + half);
+    geometry.journal_at + halves * geometry.half_bytes() + u64::from(slot) * to_u64(RECORD_BYTES)
 }

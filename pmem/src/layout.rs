@@ -42,7 +42,7 @@ pub struct Superblock {
     pub uuid: [u8; 16],
     /// Bytes from the region's first byte to the end of its last slot.
     pub capacity_bytes: U64,
-    /// Byte offset of the first journal half; the second follows at once.
+    /// Byte offset of the first copy of journal half 0; half 1 follows, and behind it the second copies of both.
     pub journal_at: U64,
     /// Byte offset of slot 0, a multiple of `segment_bytes`.
     pub segments_at: U64,
@@ -78,7 +78,7 @@ pub const RECORD_ATTRS: u16 = 4;
 /// Journal record flag: `replaces` names a checkpoint that this record deletes.
 pub const RECORD_REPLACES: u16 = 1;
 
-/// Copy of a record; two equal ones make a journal record.
+/// Copy of a record; two equal ones, at a distance, make a journal record.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -106,8 +106,8 @@ pub struct RecordCopy {
     pub attrs: U32,
 }
 
-/// Bytes of a journal record: two copies, one cache line each.
-pub const RECORD_BYTES: usize = 128;
+/// Bytes of a copy of a journal record: a cache line.
+pub const RECORD_BYTES: usize = 64;
 
 /// Bytes of an entry of the segment table.
 pub const TABLE_ENTRY_BYTES: usize = 8;
@@ -282,7 +282,7 @@ pub const INNER_ENTRIES: usize = 169;
 const _: () = {
     assert!(size_of::<Superblock>() == 128);
     assert!(size_of::<RecordCopy>() == 64);
-    assert!(RECORD_BYTES == 2 * size_of::<RecordCopy>());
+    assert!(RECORD_BYTES == size_of::<RecordCopy>());
     assert!(PAGE_SIZE.is_multiple_of(RECORD_BYTES));
     assert!(size_of::<SegmentHeader>() == PAGE_SIZE);
     assert!(size_of::<RootPage>() == PAGE_SIZE);

@@ -11,8 +11,7 @@ use crate::checkpoint::{Sealed, StoredCheckpoint};
 use crate::damage::{JournalDamage, UnreadableCheckpoint};
 use crate::error::{JournalError, OpenError};
 use crate::ids::{CheckpointId, RegionUuid, SegmentNo};
-use crate::journal::{self, Journal, Live, Replayed};
-use crate::layout::RECORD_BYTES;
+use crate::journal::{self, Journal, Live, Repair, Replayed};
 use crate::readers::Readers;
 use crate::root;
 use crate::space::Space;
@@ -196,7 +195,7 @@ pub(crate) fn recover(
         withheld_bytes: roots.withheld_bytes,
         torn_record: replayed.torn,
         superblock_damaged: chosen.other_damaged,
-        records_repaired: to_u64(replayed.repairs.len()),
+        records_repaired: replayed.records_repaired,
         root_copies_damaged: roots.copies_damaged,
     };
     Ok(Recovered {
@@ -331,7 +330,7 @@ fn withhold(space: &Arc<Space>, own: &HashSet<SegmentNo>) -> Lease {
     Lease::recover(space, to_extents(used.into_iter()))
 }
 
-/// Writes the changes of recovery: 1. repaired records, 2. remnants, 3. entries of the segment table, 4. after damage the
+/// Writes the changes of recovery: 1. repaired records and pages, 2. remnants, 3. entries of the segment table, 4. after damage the
 /// compacted journal, 5. the superblock.
 fn mark_open(
     space: &Space,
@@ -341,23 +340,23 @@ fn mark_open(
     unsafe_shutdowns: u64,
 ) -> io::Result<SuperblockState> {
     let mut flushed = Flushed::new();
-    // 1. Repair records of which a crash left one copy. Writing equal bytes over an intact copy changes no chunk of
-    //    it, so a crash here cannot lose it.
-    for (at, record) in &replayed.repairs {
-        // SAFETY: no other code has the region yet, and no slice of the journal is ever lent.
-        unsafe { space.medium.write(*at, record)? };
-        space
-            .medium
-            .flush(*at, to_u64(RECORD_BYTES), &mut flushed)?;
-    }
-
+    // 1. Repair records of which a crash left one copy, and pages of the journal that were lost. Writing equal bytes over an
+    //    intact record changes no chunk of it, so a crash here cannot lose it.
     // 2. Zero the first chunk of torn records that crashes left, so that no later record that is torn in its turn
     //    completes them. A crash here leaves a chunk as it is or zero: still torn.
-    for &at in &replayed.remnants {
+    for repair in &replayed.repairs {
+        let (at, bytes): (_, &[u8]) = match repair {
+            Repair::Record(at, record) => (*at, record),
+            Repair::Page(at, page) => {
+                // SAFETY: no other code has the region yet, and no slice of the journal is lent.
+                unsafe { space.medium.rewrite_page(*at, page)? };
+                continue;
+            }
+            Repair::Remnant(at) => (*at, &[0; journal::REMNANT_BYTES]),
+        };
         // SAFETY: as above.
-        unsafe { space.medium.write(at, &[0; journal::REMNANT_BYTES])? };
-        let len_bytes = to_u64(journal::REMNANT_BYTES);
-        space.medium.flush(at, len_bytes, &mut flushed)?;
+        unsafe { space.medium.write(at, bytes)? };
+        space.medium.flush(at, to_u64(bytes.len()), &mut flushed)?;
     }
 
     // 3. Make the copies of entries equal that a crash in the middle of a move left different: the place that does not

@@ -26,7 +26,7 @@ pub struct FormatOptions {
     /// give space back later, as a segment is free when no checkpoint has pages in it.
     pub segment_bytes: u32,
     /// Records in each of the two journal halves, a multiple of 32; two fewer are the most checkpoints
-    /// there can be. Default: two for every segment, from 64 to 65,536; 128 bytes each.
+    /// there can be. Default: one for every 32 KiB, from 64 to 4,194,304; 256 bytes each in all.
     pub journal_records: Option<u32>,
     /// Names the region. Default: random.
     pub uuid: Option<RegionUuid>,
@@ -119,6 +119,9 @@ impl Region {
         medium.fence(&mut flushed)?;
         // 3. The first superblock makes it a region.
         SuperblockState::new(uuid, geometry).store(medium, &mut flushed)?;
+        // 4. The second copy of the journal's header: before step 3 it could not be told from the remains of a region.
+        Journal::write_first_header(medium, &geometry, uuid, 1, &mut flushed)?;
+        medium.fence(&mut flushed)?;
         Ok(())
     }
 

@@ -150,7 +150,7 @@ fn is_unfinished(medium: &dyn Medium) -> Result<bool, OpenError> {
 ///
 /// Examines the places where a seal always leaves something, whatever the geometry: the first records of the first
 /// half (a compaction into the other one erases its header only), and every place where segment 0 can begin, which is
-/// the first to be allocated and whose header is never erased. Reads at most 8224 pages.
+/// the first to be allocated and whose header is never erased. Reads at most 20,512 pages.
 fn is_blank_behind(medium: &dyn Medium) -> Result<bool, OpenError> {
     let step = u64::from(MIN_SEGMENT_BYTES);
     let end = medium.capacity_bytes().min(LAST_SEGMENTS_AT + PAGE_BYTES);

@@ -9,8 +9,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use permafrost_pmem::layout::{
-    FORMAT_VERSION, NODE_MAGIC, RECORD_BYTES, ROOT_MAGIC, RecordCopy, SEGMENT_MAGIC,
-    SUPERBLOCK_MAGIC, SegmentHeader, Superblock,
+    FORMAT_VERSION, NODE_MAGIC, RECORD_BYTES, ROOT_MAGIC, SEGMENT_MAGIC, SUPERBLOCK_MAGIC,
+    SegmentHeader, Superblock,
 };
 use permafrost_pmem::sim::{SimMedium, mix};
 use permafrost_pmem::{
@@ -26,6 +26,15 @@ const FORMAT: FormatOptions = FormatOptions {
 };
 const CAPACITY: usize = 6 * (64 << 10);
 const PAGES: u64 = 20;
+/// Bytes of a copy of a journal half: a page, half of which is used.
+const HALF: usize = PAGE_SIZE;
+/// Bytes of the journal: two halves, and behind them their second copies.
+const JOURNAL: std::ops::Range<usize> = 2 * PAGE_SIZE..2 * PAGE_SIZE + 4 * HALF;
+
+/// Returns the offsets of both copies of a record of the first half.
+fn copies(record: usize) -> [usize; 2] {
+    [0, 2 * HALF].map(|copy| JOURNAL.start + copy + record * RECORD_BYTES)
+}
 
 fn open(image: &[u8]) -> Result<(Arc<Region>, RecoveryReport), OpenError> {
     let medium = Arc::new(SimMedium::from_image(image));
@@ -213,8 +222,8 @@ fn lost_superblocks_are_refused_while_anything_of_a_region_is_left() {
     no_segments[segments..].fill(0);
     refused(&no_segments, "segments blank, too");
     // The second half in force, and the extents of the first lost with the superblocks.
-    no_segments[journal..journal + 32 * RECORD_BYTES].fill(0);
-    no_segments[journal + 32 * RECORD_BYTES..][..RECORD_BYTES].fill(7);
+    no_segments[journal..journal + HALF].fill(0);
+    no_segments[journal + HALF..][..RECORD_BYTES].fill(7);
     refused(&no_segments, "only a header of the second half left");
     // A larger segment size moves the first one, the journal's size does, too.
     for segments in [128 << 10, 5 << 16] {
@@ -230,7 +239,8 @@ fn an_unfinished_first_format_is_no_region() {
     Region::format(Arc::clone(&medium) as Arc<dyn Medium>, &FORMAT).unwrap();
     let mut image = medium.image();
     assert!(image[2 * PAGE_SIZE..][..RECORD_BYTES] != [0; RECORD_BYTES]);
-    // The journal is written, the first superblock not at all, or in part.
+    // The journal is written, but for the header's second copy; the first superblock not at all, or in part.
+    image[copies(0)[1]..][..RECORD_BYTES].fill(0);
     image[32..40].fill(0);
     assert!(matches!(open(&image), Err(OpenError::NotARegion)));
     image[..PAGE_SIZE].fill(0);
@@ -348,7 +358,7 @@ fn a_flipped_bit_in_a_page_is_refused_by_index_and_place() {
 
 /// Flips a bit of every byte of a range in turn; returns the number of flips after which everything could still be
 /// read.
-fn flip_each(image: &[u8], range: std::ops::Range<usize>, roots: &[MapRoot; 2]) -> usize {
+fn flip_each(image: &[u8], range: impl Iterator<Item = usize>, roots: &[MapRoot; 2]) -> usize {
     let mut whole = 0;
     for at in range {
         let mut damaged = image.to_vec();
@@ -367,13 +377,17 @@ fn a_flipped_bit_in_superblocks_journal_or_roots_costs_nothing() {
         0..size_of::<Superblock>(),
         PAGE_SIZE..PAGE_SIZE + size_of::<Superblock>(),
     ];
-    let journal = 2 * PAGE_SIZE..2 * PAGE_SIZE + 2 * 32 * RECORD_BYTES;
+    // Records in use and the one behind them, and some bytes of the rest.
+    let records = copies(0).map(|at| at..at + 5 * RECORD_BYTES);
+    for at in JOURNAL.step_by(61) {
+        assert_eq!(flip_each(&image, at..at + 1, &roots), 1, "{at}");
+    }
     let root_pages = (0..CAPACITY)
         .step_by(PAGE_SIZE)
         .filter(|&at| image[at..].starts_with(&ROOT_MAGIC));
     let root_pages: Vec<_> = root_pages.map(|at| at..at + PAGE_SIZE).collect();
     assert_eq!(root_pages.len(), 4);
-    for range in superblocks.into_iter().chain([journal]).chain(root_pages) {
+    for range in superblocks.into_iter().chain(records).chain(root_pages) {
         assert_eq!(
             flip_each(&image, range.clone(), &roots),
             range.len(),
@@ -402,12 +416,10 @@ fn a_flipped_bit_in_segment_headers_or_maps_is_never_wrong_data() {
 #[test]
 fn a_journal_damaged_in_the_middle_is_not_taken_for_a_torn_one() {
     let (image, _) = sealed();
-    let slot = |n: usize| 2 * PAGE_SIZE + n * RECORD_BYTES;
     // Header, two seals, attributes.
     let damaged = |n: usize| {
         let mut image = image.clone();
-        image[slot(n) + 20] ^= 1;
-        image[slot(n) + size_of::<RecordCopy>() + 20] ^= 1;
+        copies(n).into_iter().for_each(|at| image[at + 20] ^= 1);
         image
     };
     let damage = |n: usize| open(&damaged(n)).map(|(_, report)| report);
@@ -444,13 +456,34 @@ fn a_journal_damaged_in_the_middle_is_not_taken_for_a_torn_one() {
     // The last record cannot be distinguished from one that a crash tore in both copies.
     assert!(damage(3).unwrap().torn_record);
     // One copy is enough, and is repaired.
-    let mut one = image.clone();
-    one[slot(3) + 20] ^= 1;
-    let (region, report) = open(&one).unwrap();
-    assert_eq!((report.records_repaired, report.torn_record), (1, false));
-    let mut repaired = [0; RECORD_BYTES];
-    region.medium().read(slot(3) as u64, &mut repaired).unwrap();
-    assert_eq!(repaired, image[slot(3)..slot(4)]);
+    for at in copies(3) {
+        let mut one = image.clone();
+        one[at + 20] ^= 1;
+        let (region, report) = open(&one).unwrap();
+        assert_eq!((report.records_repaired, report.torn_record), (1, false));
+        let mut repaired = [0; RECORD_BYTES];
+        region.medium().read(at as u64, &mut repaired).unwrap();
+        assert_eq!(repaired, image[at..at + RECORD_BYTES]);
+    }
+}
+
+#[test]
+fn all_of_a_page_of_the_journal_may_be_damaged() {
+    let (image, roots) = sealed();
+    for page in JOURNAL.step_by(PAGE_SIZE) {
+        let mut damaged = image.clone();
+        for (n, byte) in damaged[page..page + PAGE_SIZE].iter_mut().enumerate() {
+            *byte = mix(n as u64) as u8;
+        }
+        let (region, _) = open(&damaged).unwrap();
+        assert!(check(&region, &roots) && region.failure().is_none());
+        // Whole again.
+        let mut repaired = vec![0; CAPACITY];
+        region.medium().read(0, &mut repaired).unwrap();
+        for at in [0, 1, 2, 3].map(copies).concat() {
+            assert!(repaired[at..at + RECORD_BYTES] == image[at..at + RECORD_BYTES]);
+        }
+    }
 }
 
 fn ids(region: &Region) -> Vec<u128> {
@@ -464,8 +497,9 @@ fn ids(region: &Region) -> Vec<u128> {
 #[test]
 fn a_damaged_journal_is_left_behind_when_the_loss_is_accepted() {
     let (mut image, _) = sealed();
-    let slot = |n: usize| 2 * PAGE_SIZE + n * RECORD_BYTES;
-    image[slot(1)..slot(2)].fill(0xa5);
+    for at in copies(1) {
+        image[at..at + RECORD_BYTES].fill(0xa5);
+    }
     let medium = Arc::new(SimMedium::from_image(&image));
     let options = RecoverOptions::default().accept_loss(true);
     let (region, _) = Region::open_with(Arc::clone(&medium) as Arc<dyn Medium>, options).unwrap();

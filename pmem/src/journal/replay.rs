@@ -1,10 +1,12 @@
 //! Reading the journal at open.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::io;
 
 use zerocopy::FromBytes;
 
-use super::{Change, Journal, Live, apply, checksum, encode, half_at, half_len};
+use super::{Change, Journal, Live, apply, checksum, encode, record_at};
 use crate::damage::JournalDamage;
 use crate::error::{JournalFault, OpenError};
 use crate::geometry::Geometry;
@@ -17,17 +19,27 @@ use permafrost_medium::{Flushed, LostPage, Medium};
 /// Bytes to zero of a remnant: the chunk that is written atomically and has the checksum.
 pub(crate) const REMNANT_BYTES: usize = 8;
 
+/// What opening writes to make both copies of the journal whole again.
+pub(crate) enum Repair {
+    /// A copy of a record, at this offset.
+    Record(u64, [u8; RECORD_BYTES]),
+    /// A page that was lost, at this offset.
+    Page(u64, Box<[u8; PAGE_SIZE]>),
+    /// The first chunk of a torn copy, to be zeroed. A crash left it in another place than the last record's: a later
+    /// record has chunks in common with the torn one (its epoch and place), and if a crash kept just those, it would
+    /// complete the torn one.
+    Remnant(u64),
+}
+
 /// The journal as found.
 pub(crate) struct Replayed {
     pub(crate) journal: Journal,
     /// True if a crash cut the last write short: that operation did not happen.
     pub(crate) torn: bool,
-    /// Records with a damaged copy: offset and intact content.
-    pub(crate) repairs: Vec<(u64, [u8; RECORD_BYTES])>,
-    /// Offsets of torn copies that crashes left in other places. Their first chunk must be zeroed before anything is
-    /// appended: a later record has chunks in common with the torn one (its epoch and place), and if a crash kept
-    /// just those, it would complete the torn one.
-    pub(crate) remnants: Vec<u64>,
+    /// To be written before anything is appended: first the copies of records and lost pages, then the remnants.
+    pub(crate) repairs: Vec<Repair>,
+    /// Number of records of which one copy was damaged.
+    pub(crate) records_repaired: u64,
     /// Damage that no crash explains. The journal is not to be appended to before it was compacted.
     pub(crate) damage: Option<JournalDamage>,
 }
@@ -40,19 +52,37 @@ pub(crate) fn replay(
     geometry: &Geometry,
     uuid: RegionUuid,
 ) -> Result<Replayed, OpenError> {
-    let halves = [
-        Half::read(medium, geometry, uuid, 0)?,
-        Half::read(medium, geometry, uuid, 1)?,
-    ];
+    // Lent, a journal for a million checkpoints takes no memory. Pages that are lost meanwhile read as zeros.
+    if let Ok(halves) = Half::both(geometry, uuid, |at, len| lend(medium, at, len)) {
+        let replayed = replay_halves(&halves, geometry, uuid);
+        if medium
+            .check(geometry.journal_at, geometry.journal_bytes())
+            .is_ok()
+        {
+            return replayed;
+        }
+    }
+    let halves = Half::both(geometry, uuid, |at, len| copy_pages(medium, at, len))?;
+    replay_halves(&halves, geometry, uuid)
+}
+
+fn replay_halves(
+    halves: &[Half<'_>; 2],
+    geometry: &Geometry,
+    uuid: RegionUuid,
+) -> Result<Replayed, OpenError> {
     let last_epoch = halves.iter().map(Half::highest_epoch).max().unwrap_or(0);
-    let Some(start) = Start::choose(&halves) else {
+    let Some(start) = Start::choose(halves) else {
         return Err(OpenError::JournalCorrupt {
-            at: half_at(geometry, 0),
+            at: geometry.journal_at,
             fault: JournalFault::NoHeader,
         });
     };
     let active = &halves[usize::from(start.half)];
-    let mut read = Records::default();
+    let mut read = Records {
+        half: start.half,
+        ..Records::default()
+    };
     read.damage.faults.extend(start.fault);
     read.all(
         active,
@@ -71,8 +101,11 @@ pub(crate) fn replay(
     let all = 0..geometry.journal_records;
     let remnants = active
         .remnants(next..geometry.journal_records)
-        .chain(idle.remnants(all));
-    let remnants = remnants.collect();
+        .chain(idle.remnants(all))
+        .map(Repair::Remnant);
+    let mut repairs = read.repairs;
+    repairs.extend(halves.iter().flat_map(Half::lost_pages));
+    repairs.extend(remnants);
     let journal = Journal {
         uuid,
         geometry: *geometry,
@@ -82,6 +115,8 @@ pub(crate) fn replay(
         next,
         live: read.live,
         next_order: read.next_order,
+        compaction: None,
+        compacts_at_once: false,
         flushed: Flushed::new(),
         failed: false,
         closed: false,
@@ -90,8 +125,8 @@ pub(crate) fn replay(
     Ok(Replayed {
         journal,
         torn: torn && !is_damaged,
-        repairs: read.repairs,
-        remnants,
+        repairs,
+        records_repaired: read.records_repaired,
         damage: is_damaged.then_some(read.damage),
     })
 }
@@ -106,7 +141,7 @@ struct Start {
 }
 
 impl Start {
-    fn choose(halves: &[Half; 2]) -> Option<Self> {
+    fn choose(halves: &[Half<'_>; 2]) -> Option<Self> {
         // By header: a crash in a compaction before its header was durable leaves records after none, which do not
         // count; a crash after a flip, before the old header's erasure was durable, leaves two: the newer one counts.
         let by_header = (0..2_u8).zip(halves).filter_map(|(half, read)| {
@@ -153,12 +188,14 @@ struct Records {
     next_order: u64,
     /// Slot after the last one.
     next: u32,
-    repairs: Vec<(u64, [u8; RECORD_BYTES])>,
+    half: u8,
+    repairs: Vec<Repair>,
+    records_repaired: u64,
     damage: JournalDamage,
 }
 
 impl Records {
-    fn all(&mut self, half: &Half, epoch: u32, compacted: u32, slots: u32) {
+    fn all(&mut self, half: &Half<'_>, epoch: u32, compacted: u32, slots: u32) {
         let last = (0..slots).rev().find(|&slot| half.has(slot, epoch));
         // Compacted records were durable before the header was written: no crash takes them away.
         let sure = compacted.saturating_add(1).min(slots);
@@ -181,7 +218,14 @@ impl Records {
         }
     }
 
-    fn record(&mut self, half: &Half, slot: u32, epoch: u32, compacted: u32, last: Option<u32>) {
+    fn record(
+        &mut self,
+        half: &Half<'_>,
+        slot: u32,
+        epoch: u32,
+        compacted: u32,
+        last: Option<u32>,
+    ) {
         let (record, copies) = match half.record(slot, epoch) {
             Ok(Some(found)) => found,
             // The header: its fault is known, or it would not be missing here.
@@ -207,10 +251,18 @@ impl Records {
         };
         if copies < 2 {
             // A crash that tore one copy of the last record, or a damaged one.
-            self.repairs.push((
-                half.at + to_u64(RECORD_BYTES) * u64::from(slot),
-                encode(half.uuid, record),
-            ));
+            self.records_repaired += 1;
+            let bytes = encode(half.uuid, record);
+            let at = to_usize(u64::from(slot)) * RECORD_BYTES;
+            for copy in &half.copies {
+                // One on a lost page is written with the page.
+                if !copy.is_unreadable(slot)
+                    && copy.bytes.get(at..at + RECORD_BYTES) != Some(&bytes)
+                {
+                    self.repairs
+                        .push(Repair::Record(copy.at + to_u64(at), bytes));
+                }
+            }
         }
         if slot > 0 {
             self.change(slot, &record);
@@ -245,51 +297,99 @@ impl Records {
         if let Some(removed) = change.removes() {
             self.damage.checkpoints_lost.retain(|&lost| lost != removed);
         }
-        apply(&mut self.live, self.next_order, change);
+        apply(&mut self.live, change, self.next_order, (self.half, slot));
         self.next_order += 1;
     }
 }
 
-/// Half of the journal, as read.
-struct Half {
+/// A copy of a half, as read.
+struct HalfCopy<'m> {
     at: u64,
-    uuid: RegionUuid,
-    bytes: Vec<u8>,
-    /// Pages of the half that the medium returned an error for, ascending.
+    bytes: Cow<'m, [u8]>,
+    /// Pages of it that the medium returned an error for, ascending.
     unreadable: Vec<usize>,
 }
 
-impl Half {
-    fn read(
-        medium: &dyn Medium,
-        geometry: &Geometry,
-        uuid: RegionUuid,
-        half: u8,
-    ) -> Result<Self, OpenError> {
-        let mut bytes = vec![0; half_len(geometry)];
-        let at = half_at(geometry, half);
-        let mut unreadable = Vec::new();
-        if let Err(error) = medium.read(at, &mut bytes) {
-            LostPage::of(&error).ok_or(error)?;
-            for (page, bytes) in bytes.chunks_mut(PAGE_SIZE).enumerate() {
-                if let Err(error) = medium.read(at + to_u64(page) * PAGE_BYTES, bytes) {
-                    LostPage::of(&error).ok_or(error)?;
-                    bytes.fill(0);
-                    unreadable.push(page);
-                }
-            }
-        }
-        Ok(Self {
-            at,
-            uuid,
-            bytes,
-            unreadable,
-        })
-    }
-
+impl HalfCopy<'_> {
     fn is_unreadable(&self, slot: u32) -> bool {
         let page = to_usize(u64::from(slot)) * RECORD_BYTES / PAGE_SIZE;
         self.unreadable.binary_search(&page).is_ok()
+    }
+}
+
+/// Half of the journal, in two copies.
+struct Half<'m> {
+    uuid: RegionUuid,
+    copies: [HalfCopy<'m>; 2],
+}
+
+/// Lends a copy of a half; fails if a page of it is known to be lost.
+fn lend<'m>(medium: &'m dyn Medium, at: u64, len: usize) -> io::Result<HalfCopy<'m>> {
+    // SAFETY: the journal is not written to before the region is open, and the slice does not live until then.
+    let bytes = Cow::Borrowed(unsafe { medium.bytes(at, len)? });
+    Ok(HalfCopy {
+        at,
+        bytes,
+        unreadable: Vec::new(),
+    })
+}
+
+/// Copies a half's copy page by page; lost ones are zeros.
+fn copy_pages<'m>(medium: &dyn Medium, at: u64, len: usize) -> io::Result<HalfCopy<'m>> {
+    let (mut bytes, mut unreadable) = (vec![0; len], Vec::new());
+    for (page, bytes) in bytes.chunks_mut(PAGE_SIZE).enumerate() {
+        if let Err(error) = medium.read(at + to_u64(page) * PAGE_BYTES, bytes) {
+            LostPage::of(&error).ok_or(error)?;
+            bytes.fill(0);
+            unreadable.push(page);
+        }
+    }
+    Ok(HalfCopy {
+        at,
+        bytes: Cow::Owned(bytes),
+        unreadable,
+    })
+}
+
+impl<'m> Half<'m> {
+    fn both(
+        geometry: &Geometry,
+        uuid: RegionUuid,
+        read: impl Fn(u64, usize) -> io::Result<HalfCopy<'m>>,
+    ) -> io::Result<[Self; 2]> {
+        let len = to_usize(geometry.half_bytes());
+        let half = |half| {
+            let copy = |copy| read(record_at(geometry, copy, half, 0), len);
+            let copies = [copy(0)?, copy(1)?];
+            io::Result::Ok(Self { uuid, copies })
+        };
+        Ok([half(0)?, half(1)?])
+    }
+
+    /// Returns true if neither copy of a slot can be read. A record is durable in both: where one can be read and has
+    /// none, there was none, or it is damaged.
+    fn is_unreadable(&self, slot: u32) -> bool {
+        self.copies.iter().all(|copy| copy.is_unreadable(slot))
+    }
+
+    /// Returns the lost pages, with the intact records of the other copy.
+    fn lost_pages(&self) -> impl Iterator<Item = Repair> {
+        let both = [(0, 1), (1, 0)].into_iter();
+        both.flat_map(|(lost, other)| {
+            let (lost, other) = (&self.copies[lost], &self.copies[other]);
+            lost.unreadable.iter().filter_map(|&page| {
+                if other.unreadable.binary_search(&page).is_ok() {
+                    return None;
+                }
+                let mut content = Box::new(*other.bytes.as_chunks::<PAGE_SIZE>().0.get(page)?);
+                for copy in content.as_chunks_mut::<RECORD_BYTES>().0 {
+                    if self.intact(copy).is_none() {
+                        copy.fill(0);
+                    }
+                }
+                Some(Repair::Page(lost.at + to_u64(page) * PAGE_BYTES, content))
+            })
+        })
     }
 
     /// Returns true if a slot has a record of this epoch, damaged in one copy at most or contradicting itself.
@@ -302,16 +402,20 @@ impl Half {
         self.is_unreadable(0) || self.remnants(0..1).next().is_some()
     }
 
+    fn intact(&self, bytes: &[u8]) -> Option<RecordCopy> {
+        let record = RecordCopy::read_from_bytes(bytes).ok()?;
+        (record.crc32.get() == checksum(self.uuid, &record)).then_some(record)
+    }
+
     /// Returns the copies of a slot that are intact, of any epoch.
     fn copies(&self, slot: u32) -> impl Iterator<Item = RecordCopy> {
         let at = to_usize(u64::from(slot)) * RECORD_BYTES;
-        let bytes = self.bytes.get(at..at + RECORD_BYTES).unwrap_or_default();
-        bytes
-            .chunks_exact(size_of::<RecordCopy>())
-            .filter_map(|copy| {
-                let record = RecordCopy::read_from_bytes(copy).ok()?;
-                (record.crc32.get() == checksum(self.uuid, &record)).then_some(record)
-            })
+        let copies = self.copies.iter();
+        copies.filter_map(move |copy| {
+            let bytes = copy.bytes.get(at..at + RECORD_BYTES)?;
+            // Most slots are blank.
+            (!is_blank(bytes)).then(|| self.intact(bytes))?
+        })
     }
 
     /// Returns the record of this epoch in a slot, and the number of its intact copies.
@@ -338,7 +442,8 @@ impl Half {
 
     /// Returns the highest epoch of all slots, also of unfinished compactions.
     fn highest_epoch(&self) -> u32 {
-        let slots = u32::try_from(self.bytes.len() / RECORD_BYTES).unwrap_or(u32::MAX);
+        let slots = self.copies[0].bytes.len() / RECORD_BYTES;
+        let slots = u32::try_from(slots).unwrap_or(u32::MAX);
         (0..slots)
             .flat_map(|slot| self.copies(slot))
             .map(|r| r.epoch.get())
@@ -349,18 +454,18 @@ impl Half {
     /// Offsets of the copies in these slots that are not intact and whose first chunk, which has the
     /// checksum, is not blank.
     fn remnants(&self, slots: std::ops::Range<u32>) -> impl Iterator<Item = u64> {
-        let copy_bytes = size_of::<RecordCopy>();
-        let records = to_usize(u64::from(slots.start)) * RECORD_BYTES
-            ..to_usize(u64::from(slots.end)) * RECORD_BYTES;
-        let end = records.end.min(self.bytes.len());
-        (records.start..end)
-            .step_by(copy_bytes)
-            .filter_map(move |at| {
-                let copy = self.bytes.get(at..at + copy_bytes)?;
-                let record = RecordCopy::read_from_bytes(copy).ok()?;
-                let intact = record.crc32.get() == checksum(self.uuid, &record);
-                let blank = copy[..REMNANT_BYTES].iter().all(|&b| b == 0);
-                (!intact && !blank).then_some(self.at + to_u64(at))
+        slots.flat_map(move |slot| {
+            let at = to_usize(u64::from(slot)) * RECORD_BYTES;
+            self.copies.iter().filter_map(move |copy| {
+                let bytes = copy.bytes.get(at..at + RECORD_BYTES)?;
+                let is_remnant = !is_blank(bytes) && self.intact(bytes).is_none();
+                is_remnant.then_some(copy.at + to_u64(at))
             })
+        })
     }
+}
+
+/// Returns true if the chunk with the checksum is zero, which it is in no intact copy.
+fn is_blank(copy: &[u8]) -> bool {
+    copy[..REMNANT_BYTES].iter().all(|&byte| byte == 0)
 }

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use permafrost_pmem::layout::RECORD_BYTES;
-use permafrost_pmem::sim::{MediumEvent, Replay};
+use permafrost_pmem::sim::{MediumEvent, Replay, SimMedium};
 use permafrost_pmem::{
     CheckpointId, CleanError, Cleaned, JournalError, MapRoot, Region, SealError,
 };
 
 use crate::cut_everywhere;
-use crate::model::{Pages, Sealed, check, page, recover};
+use crate::model::{Pages, Sealed, State, check, page, recover};
 use crate::scenario::{Played, Player, roots};
 
 /// Draws enough that each of a handful of pending chunks is lost in one and kept in another.
@@ -83,8 +83,45 @@ fn delete(player: &mut Player, id: u128) -> Result<(), JournalError> {
     Ok(())
 }
 
-fn points(player: &Player) -> u64 {
+pub(crate) fn points(player: &Player) -> u64 {
     player.medium.flushes() + player.medium.fences()
+}
+
+fn has_both_copies(image: &[u8]) -> Result<(), String> {
+    let medium = Arc::new(SimMedium::from_image(image));
+    let (_, report) = Region::open(medium).map_err(|e| e.to_string())?;
+    match report.records_repaired {
+        0 => Ok(()),
+        repaired => Err(format!("{repaired} records have one copy")),
+    }
+}
+
+/// Returns true if the simulator notices that `operation` is done without the flush or fence `n`.
+pub(crate) fn is_caught(
+    n: u64,
+    draws: u64,
+    mut player: Player,
+    operation: impl Fn(&mut Player),
+) -> bool {
+    let before = player.medium.image();
+    let _ = player.medium.take_log();
+    player.states.drain(..player.states.len() - 1);
+    player.medium.skip(n);
+    operation(&mut player);
+    let played = Played {
+        log: player.medium.take_log(),
+        states: player.states,
+        cleaned_slots: 0,
+    };
+    let after = |_, image: &[u8], allowed: &[&State]| {
+        recover(image, allowed)?;
+        // With nothing in flight both copies of each record are durable.
+        if allowed.len() == 1 {
+            has_both_copies(image)?;
+        }
+        Ok(1)
+    };
+    cut_everywhere(n, before, &played, draws, after).is_err()
 }
 
 /// Runs `operation` once for every flush and fence that it makes, without that one; the simulator must notice every
@@ -96,22 +133,8 @@ fn every_one_is_needed(name: &str, operation: impl Fn(&mut Player)) {
     let end = points(&whole);
     assert!(end - first >= 2, "{name}");
     for n in first..end {
-        let mut player = prepared();
-        let before = player.medium.image();
-        let _ = player.medium.take_log();
-        player.states.drain(..player.states.len() - 1);
-        player.medium.skip(n);
-        operation(&mut player);
-        let played = Played {
-            log: player.medium.take_log(),
-            states: player.states,
-            cleaned_slots: 0,
-        };
-        let caught = cut_everywhere(n, before, &played, DRAWS, |_, image, allowed| {
-            recover(image, allowed).map(|_| 1)
-        });
         assert!(
-            caught.is_err(),
+            is_caught(n, DRAWS, prepared(), &operation),
             "{name} without flush or fence {} of {} was not caught",
             n - first,
             end - first
@@ -365,18 +388,23 @@ fn check_reads(player: &Player, region: &Region) {
 /// in the record's copy.
 fn keep_of_record(before: Vec<u8>, player: &Player, keep: impl Fn(usize) -> bool) -> Vec<u8> {
     let log = player.medium.take_log();
-    // After it only the headers of segments that became free are blanked.
-    let is_record = |event: &MediumEvent| matches!(event, MediumEvent::Write { bytes, .. } if bytes.len() == RECORD_BYTES);
-    let last = log.iter().rposition(is_record).unwrap();
+    // The two copies. After them only the headers of segments that became free are blanked.
+    let is_copy = |event: &MediumEvent| matches!(event, MediumEvent::Write { bytes, .. } if bytes.len() == RECORD_BYTES);
+    let copies: Vec<_> = (0..log.len()).filter(|&n| is_copy(&log[n])).collect();
+    let copies = &copies[copies.len() - 2..];
     let mut replay = Replay::new(before);
-    log[..last].iter().for_each(|event| replay.apply(event));
+    log[..copies[0]]
+        .iter()
+        .for_each(|event| replay.apply(event));
     let mut image = replay.crash(0);
-    let MediumEvent::Write { at, bytes } = &log[last] else {
-        panic!("not a write")
-    };
-    for (n, chunk) in bytes.chunks(8).enumerate().filter(|(n, _)| keep(n % 8)) {
-        let at = usize::try_from(*at).unwrap() + n * 8;
-        image[at..at + 8].copy_from_slice(chunk);
+    for &copy in copies {
+        let MediumEvent::Write { at, bytes } = &log[copy] else {
+            panic!("not a write")
+        };
+        for (n, chunk) in bytes.chunks(8).enumerate().filter(|(n, _)| keep(*n)) {
+            let at = usize::try_from(*at).unwrap() + n * 8;
+            image[at..at + 8].copy_from_slice(chunk);
+        }
     }
     image
 }
