@@ -2,13 +2,11 @@
 
 use std::io::{self, Write as _};
 
-use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
+use permafrost_protocol::{PAGE_BYTES, control};
 
-use crate::directory::{PageRun, PagesFile};
-use crate::frontend::{Pipe, ServeImageError};
-
-const PAGE_BYTES: u64 = 4096;
+use crate::directory::PagesFile;
+use crate::frontend::Pipe;
 
 /// A checkpoint that can be read: one copy of it, or several of which one continues where another fails. Parts are named
 /// by their places in the manifest. Every byte is verified before it is passed on.
@@ -25,12 +23,12 @@ pub trait CheckpointSource {
     /// Passes a small image on, piece by piece, after all of it was verified.
     ///
     /// # Errors
-    /// See [`ServeImageError`].
+    /// See [`ReadError`].
     fn small(
         &self,
         place: usize,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-    ) -> Result<(), ServeImageError<Self::Error>>;
+    ) -> Result<(), ReadError<Self::Error>>;
 
     /// Returns the pagemap image of an address space.
     ///
@@ -41,12 +39,61 @@ pub trait CheckpointSource {
     /// Writes the pages of an address space, ascending. On damage the pages before it are written.
     ///
     /// # Errors
-    /// See [`ServeImageError`].
-    fn pages(
-        &self,
-        place: usize,
-        out: &mut PagesOut<'_>,
-    ) -> Result<(), ServeImageError<Self::Error>>;
+    /// See [`ReadError`].
+    fn pages(&self, place: usize, out: &mut PagesOut<'_>) -> Result<(), ReadError<Self::Error>>;
+}
+
+/// A read that failed, at its source or at its taker.
+#[derive(Debug)]
+pub enum ReadError<S, T = io::Error> {
+    /// The part could not be read.
+    Source(S),
+    /// The taker of the data failed.
+    Taker(T),
+}
+
+impl<S> From<io::Error> for ReadError<S> {
+    fn from(error: io::Error) -> Self {
+        Self::Taker(error)
+    }
+}
+
+/// Some pages of an address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageRun<'a> {
+    /// Pages with their contents.
+    Pages {
+        /// Index of the first page.
+        first_index: u64,
+        /// Flags of CRIU.
+        flags: u16,
+        /// Contents of the pages.
+        bytes: &'a [u8],
+    },
+    /// Pages of zeros.
+    Zero {
+        /// Index of the first page.
+        first_index: u64,
+        /// Flags of CRIU.
+        flags: u16,
+        /// Number of pages.
+        pages: u64,
+    },
+}
+
+impl PageRun<'_> {
+    /// Returns the index of the first page, and the number of pages.
+    #[must_use]
+    pub const fn span(&self) -> (u64, u64) {
+        match self {
+            Self::Pages {
+                first_index, bytes, ..
+            } => (*first_index, bytes.len() as u64 / PAGE_BYTES),
+            Self::Zero {
+                first_index, pages, ..
+            } => (*first_index, *pages),
+        }
+    }
 }
 
 /// Destination of the pages of an address space.

@@ -7,10 +7,10 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use permafrost_agent::remote::{self, MapDigest, RemoteCheckpoint};
+use permafrost_agent::remote::{MapDigest, RemoteCheckpoint};
 use permafrost_criu::directory;
-use permafrost_criu::frontend::{self, ServeImageError, StreamError};
-use permafrost_criu::source::{CheckpointSource, PagesOut};
+use permafrost_criu::frontend::{self, StreamError};
+use permafrost_criu::source::{CheckpointSource, PagesOut, ReadError};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_store::{
@@ -182,7 +182,7 @@ impl CheckpointSource for Failover<'_> {
         &self,
         place: usize,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-    ) -> Result<(), ServeImageError<StoreError>> {
+    ) -> Result<(), ReadError<StoreError>> {
         let mut cause = None;
         if let Some(here) = &self.here {
             let mut begun = false;
@@ -191,12 +191,12 @@ impl CheckpointSource for Failover<'_> {
                 sink(bytes)
             });
             match read {
-                Err(ServeImageError::Source(error)) if !begun => cause = Some(error),
+                Err(ReadError::Source(error)) if !begun => cause = Some(error),
                 read => return read,
             }
         }
         let Some(others) = self.others(cause.as_ref()) else {
-            return Err(ServeImageError::Source(self.nobody(cause)));
+            return Err(ReadError::Source(self.nobody(cause)));
         };
         let passed = others.image(place, sink);
         passed.map_err(|error| self.error_of(cause, error))
@@ -218,25 +218,21 @@ impl CheckpointSource for Failover<'_> {
         }
     }
 
-    fn pages(
-        &self,
-        place: usize,
-        out: &mut PagesOut<'_>,
-    ) -> Result<(), ServeImageError<StoreError>> {
+    fn pages(&self, place: usize, out: &mut PagesOut<'_>) -> Result<(), ReadError<StoreError>> {
         let (mut next_index, mut cause) = (0, None);
         if let Some(here) = &self.here {
             match here.write_pages(place, out, &mut next_index) {
-                Err(ServeImageError::Source(error)) => cause = Some(error),
+                Err(ReadError::Source(error)) => cause = Some(error),
                 written => return written,
             }
         }
         let Some(others) = self.others(cause.as_ref()) else {
-            return Err(ServeImageError::Source(self.nobody(cause)));
+            return Err(ReadError::Source(self.nobody(cause)));
         };
         let before = match &self.here {
             Some(here) => here
                 .digest_before(place, next_index)
-                .map_err(ServeImageError::Source)?,
+                .map_err(ReadError::Source)?,
             None => MapDigest::default(),
         };
         let passed = others.pages(place, next_index, before, |run| out.put(run));
@@ -249,11 +245,11 @@ impl Failover<'_> {
     fn error_of(
         &self,
         cause: Option<StoreError>,
-        error: remote::ReadError<io::Error>,
-    ) -> ServeImageError<StoreError> {
+        error: ReadError<control::Error>,
+    ) -> ReadError<StoreError> {
         match error {
-            remote::ReadError::Taker(error) => ServeImageError::Out(error),
-            remote::ReadError::Holders(error) => ServeImageError::Source(self.failed(cause, error)),
+            ReadError::Taker(error) => ReadError::Taker(error),
+            ReadError::Source(error) => ReadError::Source(self.failed(cause, error)),
         }
     }
 

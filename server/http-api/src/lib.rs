@@ -17,6 +17,7 @@ pub mod limits;
 pub mod openapi;
 pub mod problem;
 pub mod refresh;
+pub mod router;
 pub mod routes;
 pub mod serve;
 pub mod source;
@@ -24,6 +25,7 @@ pub mod world;
 
 mod body;
 mod pace;
+mod responses;
 mod say;
 mod shares;
 mod tasks;
@@ -35,7 +37,7 @@ use parking_lot::RwLock;
 use permafrost_api_types::events::ApiEvent;
 use tokio::sync::{Notify, Semaphore, broadcast, watch};
 
-pub use routes::router;
+pub use router::router;
 
 use pace::Pace;
 use problem::RequestProblem;

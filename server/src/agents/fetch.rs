@@ -6,9 +6,9 @@
 use permafrost_store::MissingObject;
 use std::io;
 
-use permafrost_agent::remote::{MapDigest, PageSelection, ReadError, RemoteCheckpoint};
+use permafrost_agent::remote::{MapDigest, PageSelection, RemoteCheckpoint};
 use permafrost_clustered::ClusteredStore;
-use permafrost_criu::directory::PageRun;
+use permafrost_criu::source::{PageRun, ReadError};
 use permafrost_identity::{Peer, Role};
 use permafrost_protocol::PAGE_SIZE;
 use permafrost_protocol::access::Access;
@@ -270,19 +270,19 @@ fn own_pages(
     let limited = rest.pages > 0;
     for fetched in fetch.runs(rest.place, rest.from_index, rest.pages) {
         let (next_index, pages) = match fetched? {
-            Fetched::Pages {
+            Fetched::Own(PageRun::Pages {
                 first_index,
                 flags,
                 bytes,
-            } => {
+            }) => {
                 let pages = push_pages(frames, first_index, flags, bytes)?;
                 (first_index + pages, pages)
             }
-            Fetched::Zero {
+            Fetched::Own(PageRun::Zero {
                 first_index,
                 flags,
                 pages,
-            } => {
+            }) => {
                 named(frames, Kind::Zero, first_index, flags, pages)?;
                 (first_index + pages, pages)
             }
@@ -349,7 +349,7 @@ fn others_pages(
         _ => others.part(rest, &mut push),
     };
     passed.map_err(|error| match error {
-        ReadError::Holders(error) => Failure::Store(StoreError::Elsewhere(error)),
+        ReadError::Source(error) => Failure::Store(StoreError::Elsewhere(error)),
         ReadError::Taker(error) => Failure::Peer(error),
     })
 }
@@ -405,7 +405,7 @@ impl<'a> ImageFrames<'a> {
     fn passed_on(mut self, others: &RemoteCheckpoint, place: usize) -> Result<(), Failure> {
         let passed = others.image(place, |piece| self.try_push(piece));
         passed.map_err(|error| match error {
-            ReadError::Holders(error) => Failure::Store(StoreError::Elsewhere(error)),
+            ReadError::Source(error) => Failure::Store(StoreError::Elsewhere(error)),
             ReadError::Taker(error) => Failure::Peer(error),
         })
     }

@@ -1,8 +1,8 @@
 //! Reads a checkpoint to pass it on: run by run, each page verified, in bounded memory.
 
 use permafrost_agent::remote::MapDigest;
+use permafrost_criu::source::PageRun;
 use permafrost_pmem::{MapCursor, PageError, PageMap, RunKind, StoredRun};
-use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
 
@@ -26,24 +26,8 @@ pub struct Fetch {
 /// A run of pages of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetched<'a> {
-    /// Whole pages, at most 64, verified, lent from the medium.
-    Pages {
-        /// Index of the first one.
-        first_index: u64,
-        /// CRIU's flags of the pages.
-        flags: u16,
-        /// Contents of the pages.
-        bytes: &'a [u8],
-    },
-    /// Pages of zeros.
-    Zero {
-        /// Index of the first one.
-        first_index: u64,
-        /// CRIU's flags of the pages.
-        flags: u16,
-        /// Number of pages.
-        pages: u64,
-    },
+    /// Pages of this checkpoint: zeros, or at most 64 whole pages, verified, lent from the medium.
+    Own(PageRun<'a>),
     /// Pages that the parent has at the same place.
     Parent {
         /// Index of the first one.
@@ -216,7 +200,7 @@ impl Fetch {
         match self.reader.small_image(image, &mut sink) {
             Ok(()) => Ok(()),
             Err(ReadError::Source(error)) => Err(error),
-            Err(ReadError::Out(error)) => {
+            Err(ReadError::Taker(error)) => {
                 Err(StoreError::io(format!("pass on image {name}"))(error))
             }
         }
@@ -266,13 +250,8 @@ impl<'a> Iterator for FetchedRuns<'a> {
 impl Fetched<'_> {
     fn span(&self) -> (u64, u64) {
         match self {
-            Self::Pages {
-                first_index, bytes, ..
-            } => (*first_index, bytes.len() as u64 / PAGE_BYTES),
-            Self::Zero {
-                first_index, pages, ..
-            }
-            | Self::Parent {
+            Self::Own(run) => run.span(),
+            Self::Parent {
                 first_index, pages, ..
             } => (*first_index, *pages),
         }
@@ -288,11 +267,11 @@ impl<'a> Source<'a> {
         let here = (run.end_index() - first_index).min(left);
         let flags = run.flags;
         let RunKind::Stored { .. } = run.kind else {
-            return Ok(Some(Fetched::Zero {
+            return Ok(Some(Fetched::Own(PageRun::Zero {
                 first_index,
                 flags,
                 pages: here,
-            }));
+            })));
         };
         let shared = self.shared(&run, first_index, here);
         if shared > 0 {
@@ -312,11 +291,11 @@ impl<'a> Source<'a> {
                 pages: equal,
             }
         } else {
-            Fetched::Pages {
+            Fetched::Own(PageRun::Pages {
                 first_index,
                 flags,
                 bytes: &bytes[..different],
-            }
+            })
         }))
     }
 

@@ -4,8 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use permafrost_agent::remote::{MapDigest, is_listed_as};
-use permafrost_criu::frontend::ServeImageError;
-use permafrost_criu::source::{CheckpointSource, PagesOut};
+use permafrost_criu::source::{self, CheckpointSource, PagesOut};
 use permafrost_pmem::{BlobError, PageError, PageMap, RunKind, StoredCheckpoint, StoredRun};
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
@@ -28,7 +27,7 @@ pub struct LocalCheckpoint {
 }
 
 /// Reason why an image could not be passed on: damage, or an error of the receiver.
-pub(super) type ReadError = ServeImageError<StoreError>;
+pub(super) type ReadError = source::ReadError<StoreError>;
 
 impl From<StoreError> for ReadError {
     fn from(error: StoreError) -> Self {
@@ -83,14 +82,14 @@ impl LocalCheckpoint {
         let map = self.image_map(image)?;
         let told = |error| match error {
             BlobError::Page(source) => ReadError::Source(self.corrupt_image(image, source)),
-            BlobError::Sink(error) => ReadError::Out(error),
-            other => ReadError::Out(io::Error::other(other)),
+            BlobError::Sink(error) => ReadError::Taker(error),
+            other => ReadError::Taker(io::Error::other(other)),
         };
         map.read_blob(image.len_bytes, |_| Ok(())).map_err(told)?;
         let passed_on = map.read_blob(image.len_bytes, sink);
         // Another copy cannot continue where this one broke off.
         passed_on.map_err(|error| match told(error) {
-            ReadError::Source(damage) => ReadError::Out(io::Error::other(damage)),
+            ReadError::Source(damage) => ReadError::Taker(io::Error::other(damage)),
             out => out,
         })
     }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use permafrost_cluster::repair::{Puller, RepairLimits, Throttle};
 use permafrost_clustered::ClusteredStore;
+use permafrost_criu::source::PageRun;
 use permafrost_identity::{Authority, CertificateOrder, ReloadingIdentity, Role};
 use permafrost_metering::costs::{Costs, CostsConfig};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
@@ -209,18 +210,18 @@ impl Node {
         let mut pages = Pages::new();
         for run in fetch.runs(0, 0, 0) {
             match run.map_err(|error| error.to_string())? {
-                Fetched::Pages {
+                Fetched::Own(PageRun::Pages {
                     first_index, bytes, ..
-                } => {
+                }) => {
                     for (page, index) in bytes.chunks(PAGE_SIZE).zip(first_index..) {
                         pages.insert(index, page.try_into().unwrap());
                     }
                 }
-                Fetched::Zero {
+                Fetched::Own(PageRun::Zero {
                     first_index,
                     pages: count,
                     ..
-                } => pages.extend((first_index..first_index + count).map(|i| (i, page(0)))),
+                }) => pages.extend((first_index..first_index + count).map(|i| (i, page(0)))),
                 Fetched::Parent { .. } => panic!("there is no parent"),
             }
         }

@@ -2,6 +2,7 @@
 
 use permafrost_clustered::ClusteredStore;
 use permafrost_clustered::Durability;
+use permafrost_criu::source::PageRun;
 use permafrost_protocol::wire::message::Commit;
 use permafrost_store::{CopyDump, CopyRequest, Fetched};
 
@@ -15,19 +16,19 @@ fn copy(from: &ClusteredStore, id: &str, parent: &str, to: &mut CopyDump) -> (u6
         to.space(space.space_id().unwrap(), space.pages_id).unwrap();
         for run in fetch.runs(place, 0, 0) {
             match run.unwrap() {
-                Fetched::Pages {
+                Fetched::Own(PageRun::Pages {
                     first_index,
                     flags,
                     bytes,
-                } => {
+                }) => {
                     sent.0 += bytes.len() as u64 / 4096;
                     to.pages(first_index, flags, bytes).unwrap();
                 }
-                Fetched::Zero {
+                Fetched::Own(PageRun::Zero {
                     first_index,
                     flags,
                     pages,
-                } => {
+                }) => {
                     sent.1 += pages;
                     to.zero(first_index, flags, pages).unwrap();
                 }
@@ -109,7 +110,7 @@ fn a_new_node_gets_a_copy_and_then_the_difference() {
         .runs(0, 0, 0)
         .map(|run| match run.unwrap() {
             Fetched::Parent { pages, .. } => pages,
-            Fetched::Zero { .. } => 0,
+            Fetched::Own(PageRun::Zero { .. }) => 0,
             other => panic!("{other:?}"),
         })
         .sum();
@@ -127,9 +128,9 @@ fn a_part_of_a_space_is_read_from_where_one_asks() {
     let firsts: Vec<_> = runs
         .iter()
         .map(|run| match run {
-            Fetched::Pages {
+            Fetched::Own(PageRun::Pages {
                 first_index, bytes, ..
-            } => {
+            }) => {
                 assert_eq!(*bytes, page(first_index / 2));
                 *first_index
             }

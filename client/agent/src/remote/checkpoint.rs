@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use permafrost_criu::directory::PageRun;
+use permafrost_criu::source::{PageRun, ReadError};
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
 use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
@@ -60,15 +60,6 @@ impl PageSelection {
     pub fn is_all(&self) -> bool {
         *self == Self::all(self.place)
     }
-}
-
-/// A read that failed, at its source or at its taker.
-#[derive(Debug)]
-pub enum ReadError<E> {
-    /// No holder gave the data.
-    Holders(control::Error),
-    /// The taker of the data failed.
-    Taker(E),
 }
 
 /// Reasons for which the reading of a space ended early.
@@ -197,7 +188,7 @@ impl RemoteCheckpoint {
         match taken {
             Ok(()) if total == space.pages => Ok(pagemap.finish()),
             Ok(()) => Err(corrupt(&self.record, &format!("pagemap of {}", space.id))),
-            Err(ReadError::Holders(error) | ReadError::Taker(error)) => Err(error),
+            Err(ReadError::Source(error) | ReadError::Taker(error)) => Err(error),
         }
     }
 
@@ -210,7 +201,7 @@ impl RemoteCheckpoint {
         &self,
         part: PageSelection,
         mut take: impl FnMut(u64, u16, u64, bool) -> Result<(), E>,
-    ) -> Result<(), ReadError<E>> {
+    ) -> Result<(), ReadError<control::Error, E>> {
         let taken = self.frames(part, true, |ReceivedFrame { header, .. }| {
             let zero = header.kind == Kind::Zero;
             take(header.index, header.flags, header.pages.into(), zero)
@@ -230,7 +221,7 @@ impl RemoteCheckpoint {
         from_index: u64,
         before: MapDigest,
         mut take: impl FnMut(PageRun<'_>) -> Result<(), E>,
-    ) -> Result<(), ReadError<E>> {
+    ) -> Result<(), ReadError<control::Error, E>> {
         let space = &self.manifest.spaces[place];
         let mut digest = before;
         let mut held: Option<ReceivedFrame> = None;
@@ -256,7 +247,7 @@ impl RemoteCheckpoint {
                 SpaceType::Process => format!("process {}", space.id),
                 SpaceType::SharedMemory => format!("shared memory {}", space.id),
             };
-            return Err(ReadError::Holders(corrupt(&self.record, &what)));
+            return Err(ReadError::Source(corrupt(&self.record, &what)));
         }
         held.map_or(Ok(()), |last| take(run_of(&last)))
             .map_err(ReadError::Taker)
@@ -271,7 +262,7 @@ impl RemoteCheckpoint {
         &self,
         part: PageSelection,
         mut take: impl FnMut(PageRun<'_>) -> Result<(), E>,
-    ) -> Result<(), ReadError<E>> {
+    ) -> Result<(), ReadError<control::Error, E>> {
         let taken = self.frames(part, false, |frame| take(run_of(&frame)));
         taken.map_err(told)
     }
@@ -395,9 +386,9 @@ fn run_of(frame: &ReceivedFrame) -> PageRun<'_> {
     }
 }
 
-fn told<E>(stop: Stop<E>) -> ReadError<E> {
+fn told<E>(stop: Stop<E>) -> ReadError<control::Error, E> {
     match stop {
-        Stop::Node(error) => ReadError::Holders(refusal(&error, HINT)),
+        Stop::Node(error) => ReadError::Source(refusal(&error, HINT)),
         Stop::Taker(error) => ReadError::Taker(error),
     }
 }

@@ -2,12 +2,11 @@
 
 use std::io;
 
-use permafrost_criu::frontend::ServeImageError;
-use permafrost_criu::source::{CheckpointSource, PagesOut};
+use permafrost_criu::source::{CheckpointSource, PagesOut, ReadError};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 
-use super::{MapDigest, ReadError, RemoteCheckpoint};
+use super::{MapDigest, RemoteCheckpoint};
 
 impl CheckpointSource for RemoteCheckpoint {
     type Error = control::Error;
@@ -24,29 +23,16 @@ impl CheckpointSource for RemoteCheckpoint {
         &self,
         place: usize,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-    ) -> Result<(), ServeImageError<control::Error>> {
-        Ok(self.image(place, sink)?)
+    ) -> Result<(), ReadError<control::Error>> {
+        self.image(place, sink)
     }
 
     fn pagemap(&self, place: usize) -> Result<Vec<u8>, control::Error> {
         self.pagemap(place)
     }
 
-    fn pages(
-        &self,
-        place: usize,
-        out: &mut PagesOut<'_>,
-    ) -> Result<(), ServeImageError<control::Error>> {
+    fn pages(&self, place: usize, out: &mut PagesOut<'_>) -> Result<(), ReadError<control::Error>> {
         let before = MapDigest::default();
-        Ok(self.pages(place, 0, before, |run| out.put(run))?)
-    }
-}
-
-impl From<ReadError<io::Error>> for ServeImageError<control::Error> {
-    fn from(error: ReadError<io::Error>) -> Self {
-        match error {
-            ReadError::Holders(error) => Self::Source(error),
-            ReadError::Taker(error) => Self::Out(error),
-        }
+        self.pages(place, 0, before, |run| out.put(run))
     }
 }

@@ -12,7 +12,7 @@ use permafrost_protocol::control::{self, ErrorCode, ReportedError};
 use permafrost_protocol::wire::message::{FetchOpened, request};
 use permafrost_transport::peer::{self, FetchReader, Network, PeerError, ReceivedFrame};
 
-pub use checkpoint::{PageSelection, ReadError, RemoteCheckpoint, is_listed_as};
+pub use checkpoint::{PageSelection, RemoteCheckpoint, is_listed_as};
 pub use digest::MapDigest;
 
 /// Time limit for reaching one node, where other nodes are left to ask.

@@ -8,15 +8,16 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use parking_lot::MutexGuard;
-use permafrost_protocol::PAGE_BYTES;
+use permafrost_criu::source::ReadError;
 use permafrost_protocol::manifest::Image;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::request;
+use permafrost_protocol::{PAGE_BYTES, control};
 use permafrost_transport::peer::ReceivedFrame;
 
 use super::checkpoint::{HINT, Stop, corrupt, fetch_of, name_of, nobody, protocol};
 use super::digest::MapDigest;
-use super::{ReadError, RemoteCheckpoint, refusal};
+use super::{RemoteCheckpoint, refusal};
 
 /// Bytes of an image that are passed on at once: whole pages. As many as are held back, so that each is moved once.
 const PASSED_BYTES: usize = if cfg!(test) { 64 << 10 } else { 16 << 20 };
@@ -68,7 +69,7 @@ impl RemoteCheckpoint {
         &self,
         place: usize,
         mut take: impl FnMut(&[u8]) -> Result<(), E>,
-    ) -> Result<(), ReadError<E>> {
+    ) -> Result<(), ReadError<control::Error, E>> {
         let prefetched = self.prefetched().take(place);
         if let Some(image) = prefetched {
             return take(&image).map_err(ReadError::Taker);
@@ -101,7 +102,7 @@ impl RemoteCheckpoint {
             }
             passing.begin_again();
         }
-        Err(ReadError::Holders(
+        Err(ReadError::Source(
             failure.unwrap_or_else(|| nobody(&self.record)),
         ))
     }

@@ -12,31 +12,7 @@ use permafrost_protocol::pageserver::SpaceId;
 
 use super::{DirectoryError, ImagesDir};
 use crate::ProgressReceiver;
-use crate::frontend::ServeImageError;
-use crate::source::{CheckpointSource, PagesOut};
-
-/// Some pages of an address space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PageRun<'a> {
-    /// Pages with their contents.
-    Pages {
-        /// Index of the first page.
-        first_index: u64,
-        /// Flags of CRIU.
-        flags: u16,
-        /// Contents of the pages.
-        bytes: &'a [u8],
-    },
-    /// Pages of zeros.
-    Zero {
-        /// Index of the first page.
-        first_index: u64,
-        /// Flags of CRIU.
-        flags: u16,
-        /// Number of pages.
-        pages: u64,
-    },
-}
+use crate::source::{CheckpointSource, PageRun, PagesOut, ReadError};
 
 /// A pages file under construction.
 pub struct PagesFile {
@@ -192,11 +168,9 @@ impl<S: CheckpointSource<Error: From<DirectoryError>>> Export<'_, S> {
     }
 }
 
-fn told<E: From<DirectoryError>>(error: ServeImageError<E>, name: &str) -> E {
+fn told<E: From<DirectoryError>>(error: ReadError<E>, name: &str) -> E {
     match error {
-        ServeImageError::Source(error) => error,
-        ServeImageError::Out(error) => {
-            DirectoryError::io(format!("write image {name}"))(error).into()
-        }
+        ReadError::Source(error) => error,
+        ReadError::Taker(error) => DirectoryError::io(format!("write image {name}"))(error).into(),
     }
 }

@@ -11,4 +11,4 @@ mod streamer;
 pub use pageserver::{Bounded, ConversationEnd, ServeError, serve};
 pub use pipe::Pipe;
 pub use sink::{PageSink, SinkError};
-pub use streamer::{ServeImageError, StreamError, Streamed, accept, stream};
+pub use streamer::{StreamError, Streamed, accept, stream};

@@ -19,7 +19,7 @@ use permafrost_transport::framing::{self, FramingError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::pipe::Pipe;
-use crate::source::{CheckpointSource, PagesOut};
+use crate::source::{CheckpointSource, PagesOut, ReadError};
 
 /// An image that CRIU requests, as a place in a checkpoint's manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,21 +54,6 @@ impl RequestedImage {
             ImageName::Pages(id) => place(&|space| space.pages_id == id).map(Self::Pages),
             _ => None,
         }
-    }
-}
-
-/// An image that could not be given.
-#[derive(Debug)]
-pub enum ServeImageError<E> {
-    /// The image could not be read.
-    Source(E),
-    /// The image could not be written.
-    Out(io::Error),
-}
-
-impl<E> From<io::Error> for ServeImageError<E> {
-    fn from(error: io::Error) -> Self {
-        Self::Out(error)
     }
 }
 
@@ -196,17 +181,17 @@ fn give<S: CheckpointSource>(
     let written = match image {
         RequestedImage::Small(place) => source.small(place, &mut |bytes| pipe.write_all(bytes)),
         RequestedImage::Pagemap(place) => match source.pagemap(place) {
-            Ok(pagemap) => pipe.write_all(&pagemap).map_err(ServeImageError::Out),
-            Err(error) => Err(ServeImageError::Source(error)),
+            Ok(pagemap) => pipe.write_all(&pagemap).map_err(ReadError::Taker),
+            Err(error) => Err(ReadError::Source(error)),
         },
         RequestedImage::Pages(place) => source.pages(place, &mut PagesOut::Pipe(&mut pipe)),
     };
     match written.and_then(|()| Ok(pipe.flush()?)) {
         Ok(()) => Ok(()),
-        Err(ServeImageError::Source(error)) => Err(StreamError::Source(error)),
+        Err(ReadError::Source(error)) => Err(StreamError::Source(error)),
         // CRIU reads no further than it needs: the head of an inventory, nothing of a file whose existence it
         // only checks.
-        Err(ServeImageError::Out(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        Err(ServeImageError::Out(error)) => Err(error.into()),
+        Err(ReadError::Taker(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        Err(ReadError::Taker(error)) => Err(error.into()),
     }
 }

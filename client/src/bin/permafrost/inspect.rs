@@ -10,7 +10,7 @@ use permafrost_terminal::human;
 use permafrost_terminal::table::{Align, Table, facts};
 
 use crate::arguments::{OneCheckpoint, job_name};
-use crate::dump::name_of;
+use crate::words::name_of;
 
 #[derive(Debug, Args)]
 pub(crate) struct LsArguments {

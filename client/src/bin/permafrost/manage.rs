@@ -15,8 +15,9 @@ use permafrost_terminal::progress::QueueDisplay;
 use permafrost_terminal::table::facts;
 
 use crate::arguments::{checkpoint_name, job_name};
-use crate::dump::{check_fits, name_of};
+use crate::dump::check_fits;
 use crate::transfer::open_directory;
+use crate::words::name_of;
 
 pub(crate) const ADOPT_EXAMPLES: &str = "\
 A bare `criu dump --page-server` names no job, so its pages are parked. This gives them one, with the \

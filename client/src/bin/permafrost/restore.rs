@@ -27,8 +27,8 @@ use serde::Serialize;
 
 use crate::arguments::{TurnArguments, checkpoint_name};
 use crate::delivery::{self, Delivered, Delivery, Tasks, Wanted};
-use crate::dump::name_of;
 use crate::trust::{self, Rule};
+use crate::words::name_of;
 
 pub(crate) const RESTORE_EXAMPLES: &str = "\
 The images are built in memory and removed when CRIU is done. CRIU options of the dump that the restore \

@@ -16,7 +16,7 @@ use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
 use permafrost_terminal::table::facts;
 
 use crate::arguments::{Durability, checkpoint_name, job_name};
-use crate::dump::name_of;
+use crate::words::name_of;
 
 #[derive(Debug, Args)]
 pub(crate) struct GetArguments {

@@ -32,7 +32,7 @@ use serde::de::DeserializeOwned;
 
 use super::caller::{Caller, Scope};
 use super::limits::BODY_BYTES;
-use super::routes::checked;
+use super::router::checked;
 use inner::{Inner, Refused};
 
 type Service = TowerToHyperService<Router>;

@@ -14,8 +14,8 @@ use permafrost_scheduling::preempt::{Site, cost_of};
 
 use crate::body::{Asked, Stop, answered, parse, to_json};
 use crate::caller::Caller;
-use crate::openapi::Unread;
 use crate::problem::RequestProblem;
+use crate::responses::Unread;
 use crate::tasks::{self, Swaps};
 use crate::{Api, say};
 

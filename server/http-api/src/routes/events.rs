@@ -12,8 +12,8 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::caller::Caller;
-use crate::openapi::Unasked;
 use crate::problem::RequestProblem;
+use crate::responses::Unasked;
 use crate::shares::Share;
 use crate::{Api, limits};
 

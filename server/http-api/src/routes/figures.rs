@@ -9,8 +9,8 @@ use permafrost_api_types::figures::StartFigures;
 use super::asking::ask;
 use crate::Api;
 use crate::body::{parse, read};
-use crate::openapi::Unread;
 use crate::problem::RequestProblem;
+use crate::responses::Unread;
 
 /// Sets the figures that the node which answers starts from, until it has measured its own.
 #[utoipa::path(

@@ -18,8 +18,8 @@ use permafrost_scheduling::size::{DumpKind, Memory};
 use super::paging;
 use crate::body::no_world;
 use crate::caller::Caller;
-use crate::openapi::Unasked;
 use crate::problem::RequestProblem;
+use crate::responses::Unasked;
 use crate::world::{Job, Jobs, World};
 use crate::{Api, say};
 

@@ -15,8 +15,8 @@ use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 
 use super::paging;
 use crate::body::no_world;
-use crate::openapi::Unasked;
 use crate::problem::RequestProblem;
+use crate::responses::Unasked;
 use crate::source::{NodeEntry, QueueLength};
 use crate::world::{self, World};
 use crate::{Api, say};

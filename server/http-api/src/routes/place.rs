@@ -17,8 +17,8 @@ use permafrost_scheduling::size::{DumpKind, Memory};
 
 use crate::body::{Asked, Stop, answered, parse, to_json};
 use crate::caller::Caller;
-use crate::openapi::Unread;
 use crate::problem::RequestProblem;
+use crate::responses::Unread;
 use crate::{Api, limits, say, tasks};
 
 /// Chooses the nodes for dumps of a size, or of jobs, and for their copies.

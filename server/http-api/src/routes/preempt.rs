@@ -17,8 +17,8 @@ use permafrost_scheduling::preempt::{self, Candidate, Choice, PreemptionPlan, Si
 
 use crate::body::{Asked, Stop, answered, parse, to_json};
 use crate::caller::Caller;
-use crate::openapi::Unread;
 use crate::problem::RequestProblem;
+use crate::responses::Unread;
 use crate::{Api, say, tasks};
 
 /// Chooses the tasks to preempt for wanted resources, and the way; or the way in which to preempt each of the

@@ -12,8 +12,8 @@ use permafrost_api_types::reserve::{Reservation, ReserveRequest};
 use super::asking::ask;
 use crate::body::{no_world, parse, read};
 use crate::caller::Caller;
-use crate::openapi::{Unasked, Unread};
 use crate::problem::RequestProblem;
+use crate::responses::{Unasked, Unread};
 use crate::{Api, limits};
 
 /// Longest token that is passed on, bytes.

@@ -23,8 +23,8 @@ use permafrost_scheduling::resume::{Offer, rank};
 
 use crate::body::{Asked, Stop, answered, parse, to_json};
 use crate::caller::Caller;
-use crate::openapi::Unread;
 use crate::problem::RequestProblem;
+use crate::responses::Unread;
 use crate::world::{Jobs, is_resumable};
 use crate::{Api, limits, say, tasks};
 

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use permafrost_scheduling::estimator::Direction;
 use permafrost_scheduling::quantity::Bytes;
@@ -10,34 +9,8 @@ use permafrost_scheduling::size::DumpKind;
 use permafrost_store::{Beginning, Expected};
 
 use super::channels::Lane;
-use super::measure::Costs;
-
-/// Time without a first byte after which a dump or restore is ignored in the estimates of others.
-const QUIET: Duration = Duration::from_secs(10);
-
-/// A dump or a restore under way.
-#[derive(Debug)]
-pub(super) struct Running {
-    pub(super) number: u64,
-    pub(super) direction: Direction,
-    /// Expected bytes. `None`: unknown.
-    pub(super) expected: Option<Bytes>,
-    pub(super) moved: Arc<AtomicU64>,
-    since: Instant,
-}
-
-impl Running {
-    /// Returns the bytes that are still to come, as far as that is known; bytes that were only announced do not
-    /// count.
-    pub(super) fn left(&self) -> u64 {
-        let moved = self.moved.load(Ordering::Relaxed);
-        if moved == 0 && self.since.elapsed() > QUIET {
-            return 0;
-        }
-        let expected = self.expected.map_or(moved, Bytes::count);
-        expected.saturating_sub(moved)
-    }
-}
+use super::running::Running;
+use super::state::Costs;
 
 /// A registered dump or restore: it is under way until this is dropped.
 #[derive(Debug)]
@@ -86,13 +59,9 @@ impl Costs {
         let mut state = self.state();
         state.next_ticket += 1;
         let number = state.next_ticket;
-        state.running.push(Running {
-            number,
-            direction,
-            expected: expected.map(|expected| expected.moved),
-            moved: Arc::clone(&moved),
-            since: Instant::now(),
-        });
+        let bytes = expected.map(|expected| expected.moved);
+        let running = Running::new(number, direction, bytes, Arc::clone(&moved));
+        state.running.push(running);
         drop(state);
         self.under_way.fetch_add(1, Ordering::Relaxed);
         MeteredTransfer {

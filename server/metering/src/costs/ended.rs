@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use permafrost_scheduling::estimator::{Channel, Transfer};
 
-use super::measure::seconds;
+use super::seconds;
 
 /// Number of ended operations that are remembered: a client reports within milliseconds.
 const REMEMBERED: usize = 64;

@@ -11,61 +11,25 @@
 //! pages brings the whole memory and stores little of it. Its bandwidth is that of comparing, which has figures
 //! of its own.
 
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
 use permafrost_protocol::control;
-use permafrost_scheduling::estimator::{Channel, Direction, Estimator, Refused, Transfer};
+use permafrost_scheduling::estimator::{Channel, Direction, Estimator, Transfer};
 use permafrost_scheduling::quantity::{Bytes, Moment, Seconds};
-use permafrost_scheduling::size::{Accuracy, DumpKind, Dumped, Memory, SizePredictor};
+use permafrost_scheduling::size::{DumpKind, Dumped, Memory};
 use permafrost_store::clock::unix_ms;
 use permafrost_store::{DumpDone, Expected, RestoreDone, StoreEvent};
-use tokio::sync::broadcast;
 
-use super::begin::Running;
-use super::channels::{Lane, Peers};
-use super::ended::{Ended, Whole};
-use super::jobs::Jobs;
-use super::start::Starting;
-use crate::QueueReport;
-
-/// Start of the daemon on the figures' time scale, so that figures of earlier runs lie before it. Ten years,
-/// microseconds.
-const BEGINNING_US: u64 = 315_360_000_000_000;
-
-/// Number of events kept for a slow subscriber.
-const EVENTS: usize = 1024;
+use super::channels::Lane;
+use super::ended::Whole;
+use super::seconds;
+use super::state::{Comparisons, Costs, State};
 
 /// Share of all bytes of its time from which on a transfer counts as having had the node to itself: 4/5.
 const ALONE: (u64, u64) = (4, 5);
 
 /// Minimum bytes for a bandwidth sample of a link: below, its latency is measured.
 const LINK_LEAST_BYTES: u64 = 1 << 20;
-
-/// Configuration of the measurements of a node.
-#[derive(Clone, Debug)]
-pub struct CostsConfig {
-    /// File to which figures are saved for the next start. Default: none.
-    pub figures: Option<PathBuf>,
-    /// Kind of medium that the node emulates; its figures are marked with it. Default: none.
-    pub emulated: Option<String>,
-    /// Maximum number of jobs whose dumps are remembered; each takes up to 6 KiB. Default 10,000: beyond it, the
-    /// jobs with the oldest dumps are predicted by their program.
-    pub jobs: usize,
-}
-
-impl Default for CostsConfig {
-    fn default() -> Self {
-        Self {
-            figures: None,
-            emulated: None,
-            jobs: 10_000,
-        }
-    }
-}
 
 /// A completed verification read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,110 +40,7 @@ pub struct ScrubDone {
     pub elapsed: Duration,
 }
 
-/// Accuracy of predictions against measurements, over the last 200 of each.
-#[derive(Clone, Debug, Default)]
-pub struct Comparisons {
-    /// Accuracy for bytes that dumps stored.
-    pub stored: Accuracy,
-    /// Accuracy for bytes that dumps moved.
-    pub moved: Accuracy,
-    /// Accuracy for the duration of dumps.
-    pub dump_time: Accuracy,
-    /// Accuracy for the duration of restores.
-    pub restore_time: Accuracy,
-}
-
-/// Counters since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CostCounters {
-    /// Transfers recorded as samples.
-    pub samples: u64,
-    /// Transfers refused as samples because they cannot be true.
-    pub refused: u64,
-    /// Probes that this node made of itself or of a link.
-    pub probes: u64,
-    /// Figures in reports of other nodes that were not believed.
-    pub doubts: u64,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Counted {
-    pub(super) samples: AtomicU64,
-    pub(super) refused: AtomicU64,
-    pub(super) probes: AtomicU64,
-    pub(super) doubts: AtomicU64,
-}
-
-pub(super) type AskQueues = Box<dyn Fn() -> [QueueReport; 2] + Send + Sync>;
-
-/// Measurements and predictions of this node. A daemon has one.
-pub struct Costs {
-    pub(super) config: CostsConfig,
-    began: Instant,
-    /// Wall-clock time of the start, which distinguishes this run from others.
-    pub(super) started_unix_ms: u64,
-    pub(super) reports: AtomicU64,
-    pub(super) queues: OnceLock<AskQueues>,
-    pub(super) counted: Counted,
-    /// Bytes given to restores.
-    pub(super) read_bytes: AtomicU64,
-    /// Dumps and restores under way.
-    pub(super) under_way: AtomicUsize,
-    events: broadcast::Sender<StoreEvent>,
-    state: Mutex<State>,
-}
-
-pub(super) struct State {
-    pub(super) estimator: Estimator,
-    pub(super) peers: Peers,
-    pub(super) sizes: SizePredictor,
-    pub(super) jobs: Jobs,
-    pub(super) running: Vec<Running>,
-    pub(super) next_ticket: u64,
-    pub(super) comparisons: Comparisons,
-    pub(super) starting: Starting,
-    pub(super) ended: Ended,
-}
-
-impl std::fmt::Debug for Costs {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Costs").finish_non_exhaustive()
-    }
-}
-
 impl Costs {
-    /// Creates the measurements with the figures of the last run, if they can be read. An unreadable file is logged
-    /// and left in place.
-    #[must_use]
-    pub fn new(config: CostsConfig) -> Arc<Self> {
-        let jobs = config.jobs;
-        let costs = Self {
-            began: Instant::now(),
-            started_unix_ms: unix_ms(),
-            reports: AtomicU64::new(0),
-            queues: OnceLock::new(),
-            counted: Counted::default(),
-            read_bytes: AtomicU64::new(0),
-            under_way: AtomicUsize::new(0),
-            events: broadcast::Sender::new(EVENTS),
-            state: Mutex::new(State {
-                estimator: Estimator::default(),
-                peers: Peers::default(),
-                // One more than the jobs that are remembered, because the oldest goes before the newest comes.
-                sizes: SizePredictor::new(jobs.max(1) + 1),
-                jobs: Jobs::new(jobs),
-                running: Vec::new(),
-                next_ticket: 0,
-                comparisons: Comparisons::default(),
-                starting: Starting::default(),
-                ended: Ended::default(),
-            }),
-            config,
-        };
-        costs.load();
-        Arc::new(costs)
-    }
-
     /// Records a completed dump.
     pub fn dumped(&self, done: &DumpDone<'_>) {
         let elapsed = done.whole.unwrap_or(done.transferred.elapsed);
@@ -410,55 +271,6 @@ impl Costs {
         }
     }
 
-    /// Sets the function that reports the queues' lengths, writes first, once. Without it a report counts the
-    /// transfers that are running, as far as this node knows them. Returns false if it is set already.
-    pub fn set_queues(&self, ask: impl Fn() -> [QueueReport; 2] + Send + Sync + 'static) -> bool {
-        self.queues.set(Box::new(ask)).is_ok()
-    }
-
-    /// Returns true if a dump or a restore is under way. Costs a load.
-    #[must_use]
-    pub fn is_moving(&self) -> bool {
-        self.under_way.load(Ordering::Relaxed) > 0
-    }
-
-    /// Subscribes to all events from now on.
-    #[must_use]
-    pub fn events(&self) -> broadcast::Receiver<StoreEvent> {
-        self.events.subscribe()
-    }
-
-    /// Returns the accuracy of the predictions so far.
-    #[must_use]
-    pub fn accuracy(&self) -> Comparisons {
-        self.state().comparisons.clone()
-    }
-
-    /// Returns the counters.
-    #[must_use]
-    pub fn numbers(&self) -> CostCounters {
-        let value = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        CostCounters {
-            samples: value(&self.counted.samples),
-            refused: value(&self.counted.refused),
-            probes: value(&self.counted.probes),
-            doubts: value(&self.counted.doubts),
-        }
-    }
-
-    /// Counts figures in another node's report that were not believed.
-    pub(super) fn doubted(&self, doubts: u64) {
-        self.counted.doubts.fetch_add(doubts, Ordering::Relaxed);
-    }
-
-    /// Publishes an event; it is made only if there is a subscriber.
-    pub fn tell(&self, event: impl FnOnce() -> StoreEvent) {
-        if self.events.receiver_count() > 0 {
-            // The last subscriber has just gone.
-            let _ = self.events.send(event());
-        }
-    }
-
     pub(super) fn sample(
         &self,
         estimator: &mut Estimator,
@@ -477,26 +289,6 @@ impl Costs {
             elapsed: seconds(elapsed),
         };
         self.judged(estimator.transferred(channel, now, transfer));
-    }
-
-    pub(super) fn judged(&self, taken: Result<(), Refused>) {
-        match taken {
-            Ok(()) => self.counted.samples.fetch_add(1, Ordering::Relaxed),
-            Err(error) => {
-                tracing::debug!(%error, "a measurement was not taken in");
-                self.counted.refused.fetch_add(1, Ordering::Relaxed)
-            }
-        };
-    }
-
-    pub(super) fn now(&self) -> Moment {
-        let since = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
-        Moment::from_micros(BEGINNING_US.saturating_add(since))
-    }
-
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        // Figures are changed one by one; those of half a dump are as valid as those of a whole one.
-        self.state.lock()
     }
 }
 
@@ -528,9 +320,4 @@ fn share(elapsed: Duration, own: u64, all: u64) -> Duration {
         return elapsed;
     }
     elapsed.mul_f64((own as f64 / all as f64).min(1.0))
-}
-
-/// Converts a duration to the figures' type. A machine's clock always gives a valid one.
-pub(super) fn seconds(time: Duration) -> Seconds {
-    Seconds::new(time.as_secs_f64()).unwrap_or(Seconds::MAX)
 }

@@ -18,10 +18,12 @@ mod predict;
 mod probe;
 mod publish;
 mod report;
+mod running;
 mod start;
+mod state;
 
 pub use begin::MeteredTransfer;
-pub use measure::{Comparisons, CostCounters, Costs, CostsConfig, ScrubDone};
+pub use measure::ScrubDone;
 pub use observer::Learning;
 pub use probe::noise;
 pub use probe::{LINK_PROBE_BYTES, Links, PROBE_BYTES, Prober, Probing};
@@ -29,6 +31,16 @@ pub use publish::Publication;
 pub use report::lenient_report;
 pub use report::{Believed, NodeReport, Reports, believe};
 pub use start::{InstallError, SavedFigures, StartSample, StartWhat};
+pub use state::{Comparisons, CostCounters, Costs, CostsConfig};
+
+use std::time::Duration;
+
+use permafrost_scheduling::quantity::Seconds;
+
+/// Converts a duration to the figures' type. A machine's clock always gives a valid one.
+fn seconds(time: Duration) -> Seconds {
+    Seconds::new(time.as_secs_f64()).unwrap_or(Seconds::MAX)
+}
 
 #[cfg(test)]
 mod tests;

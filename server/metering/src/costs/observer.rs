@@ -7,7 +7,8 @@ use permafrost_protocol::control;
 use permafrost_store::{Beginning, DumpDone, Expected, Observer, Ongoing, RestoreDone, StoreEvent};
 
 use super::begin::MeteredTransfer;
-use super::measure::{Costs, ScrubDone};
+use super::measure::ScrubDone;
+use super::state::Costs;
 
 /// Observer that records a store's operations in the costs.
 #[derive(Debug)]

@@ -6,9 +6,9 @@ use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Moment, Seconds};
 use permafrost_scheduling::size::{DumpKind, Memory, Prediction};
 use permafrost_store::Expected;
 
-use super::begin::Running;
 use super::channels::Lane;
-use super::measure::{Costs, State};
+use super::running::Running;
+use super::state::{Costs, State};
 
 impl Costs {
     /// Predicts the bytes that the next dump of `job` moves and stores. Memory that is not given is taken to be

@@ -24,8 +24,9 @@ use permafrost_scheduling::quantity::Bytes;
 use permafrost_store::Store;
 
 use super::channels::Lane;
-use super::measure::{Costs, ScrubDone};
+use super::measure::ScrubDone;
 use super::report::NodeReport;
+use super::state::Costs;
 
 /// Bytes that a probe writes or reads: enough that its rate is not its latency, and a tenth of a second on a
 /// disk.

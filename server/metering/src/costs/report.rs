@@ -15,8 +15,8 @@ use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Moment, Seconds};
 use serde::{Deserialize, Serialize};
 
 use super::channels::Lane;
-use super::measure::{Costs, State};
 use super::predict::first_known;
+use super::state::{Costs, State};
 use crate::QueueReport;
 
 pub use believe::{Believed, Reports, believe};

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use permafrost_scheduling::estimator::{Channel, Direction, Estimator, Refused, Transfer};
 use permafrost_scheduling::quantity::{Bytes, Moment, Seconds};
@@ -15,7 +16,7 @@ use permafrost_store::private;
 use serde::{Deserialize, Serialize};
 
 use super::channels::Lane;
-use super::measure::{Costs, State};
+use super::state::{Costs, CostsConfig, State};
 
 /// Version of the file.
 const VERSION: u32 = 1;
@@ -111,12 +112,6 @@ pub enum InstallError {
     },
 }
 
-/// Facts about the origin of the figures.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Starting {
-    pub(super) emulated: Option<String>,
-}
-
 #[derive(Serialize, Deserialize)]
 struct File {
     v: u32,
@@ -158,6 +153,15 @@ const LANES: [StartWhat; 9] = [
 ];
 
 impl Costs {
+    /// Creates the measurements with the figures of the last run, if they can be read. An unreadable file is logged
+    /// and left in place.
+    #[must_use]
+    pub fn new(config: CostsConfig) -> Arc<Self> {
+        let costs = Self::empty(config);
+        costs.load();
+        Arc::new(costs)
+    }
+
     /// Records measurements that were made elsewhere, replaces those that this node has made of the same kinds, and
     /// saves everything for the next start.
     ///

@@ -35,6 +35,7 @@ use permafrost_clustered::ClusteredStore;
 use permafrost_clustered::Durability;
 use permafrost_clustered::Registry;
 use permafrost_criu::frontend::PageSink;
+use permafrost_criu::source::PageRun;
 use permafrost_identity::{Authority, CertificateOrder, Namespaces, ReloadingIdentity, Role};
 use permafrost_metering::costs::{Costs, CostsConfig};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
@@ -303,16 +304,16 @@ impl Site {
             dump.space(id, space.pages_id).unwrap();
             for run in fetch.runs(place, 0, 0) {
                 match run.unwrap() {
-                    Fetched::Pages {
+                    Fetched::Own(PageRun::Pages {
                         first_index,
                         flags,
                         bytes,
-                    } => dump.pages(first_index, flags, bytes),
-                    Fetched::Zero {
+                    }) => dump.pages(first_index, flags, bytes),
+                    Fetched::Own(PageRun::Zero {
                         first_index,
                         flags,
                         pages,
-                    } => dump.zero(first_index, flags, pages),
+                    }) => dump.zero(first_index, flags, pages),
                     Fetched::Parent { .. } => panic!("there is no parent"),
                 }
                 .unwrap();

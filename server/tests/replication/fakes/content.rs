@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 
 use permafrost_clustered::ClusteredStore;
 use permafrost_criu::frontend::{PageSink, SinkError};
+use permafrost_criu::source::PageRun;
 use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::images::write_mappings;
@@ -103,20 +104,20 @@ impl Whole {
             let mut pages = Vec::new();
             for run in fetch.runs(place, 0, 0) {
                 match run.unwrap() {
-                    Fetched::Pages {
+                    Fetched::Own(PageRun::Pages {
                         first_index,
                         flags,
                         bytes,
-                    } => {
+                    }) => {
                         for (page, index) in bytes.chunks(PAGE_SIZE).zip(first_index..) {
                             pages.push((index, flags, page.to_vec()));
                         }
                     }
-                    Fetched::Zero {
+                    Fetched::Own(PageRun::Zero {
                         first_index,
                         flags,
                         pages: count,
-                    } => {
+                    }) => {
                         for index in first_index..first_index + count {
                             pages.push((index, flags, vec![0; PAGE_SIZE]));
                         }

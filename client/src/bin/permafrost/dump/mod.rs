@@ -38,6 +38,7 @@ use permafrost_transport::control::{Connection, ControlError};
 pub(crate) use self::arguments::{DUMP_EXAMPLES, DumpArguments};
 pub(crate) use self::guard::{GuardArguments, guard};
 pub(crate) use self::report::Report;
+use crate::words::name_of;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
@@ -411,8 +412,4 @@ fn action_program(arguments: &DumpArguments) -> Result<PathBuf, Failure> {
         Err(error) => Err(Failure::io("find", &path, &error)
             .hint("CRIU runs it to seal the checkpoint; install permafrost-action next to permafrost, or name it with PERMAFROST_ACTION")),
     }
-}
-
-pub(crate) fn name_of(checkpoint: &Checkpoint) -> String {
-    format!("{}@{}", checkpoint.job, checkpoint.generation)
 }

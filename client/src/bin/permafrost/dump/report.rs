@@ -9,8 +9,8 @@ use permafrost_terminal::human;
 use permafrost_terminal::table::facts;
 use serde::Serialize;
 
-use super::name_of;
 use crate::inspect::copies;
+use crate::words::name_of;
 
 /// Report that a dump prints with `--json`.
 #[derive(Debug, Serialize)]

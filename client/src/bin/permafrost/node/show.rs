@@ -4,7 +4,7 @@ use permafrost_protocol::control::{NodeList, NodeStatus, Rebuilt};
 use permafrost_terminal::human;
 use permafrost_terminal::table::{Align, Table, facts};
 
-use crate::dump::name_of;
+use crate::words::name_of;
 
 pub(super) fn human_list(list: &NodeList) -> String {
     let mut table = Table::new([

@@ -21,8 +21,8 @@ use super::streams::Streams;
 use super::supervise::Supervisor;
 use super::task::Task;
 use super::{RunArguments, pids};
-use crate::dump::name_of;
 use crate::restore::{self, RestoreArguments};
+use crate::words::name_of;
 
 /// Environment variable that distinguishes the inside from the outside: both have the same command line.
 pub(super) const VARIABLE: &str = "PERMAFROST_SLURM_INSIDE";

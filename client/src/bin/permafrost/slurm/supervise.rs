@@ -17,7 +17,8 @@ use super::job::Job;
 use super::meaning::{Meaning, depends, meaning};
 use super::task::{End, Task, code_of_signal};
 use super::{REQUEUE, RunArguments};
-use crate::dump::{self, DumpArguments, name_of};
+use crate::dump::{self, DumpArguments};
+use crate::words::name_of;
 
 /// Longest wait for an event when no checkpoint is due.
 const LONG: Duration = Duration::from_secs(3600);

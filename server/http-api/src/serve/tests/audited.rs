@@ -6,7 +6,7 @@ use permafrost_audit::AuditFile;
 use permafrost_identity::Scope;
 
 use super::*;
-use crate::routes::checked;
+use crate::router::checked;
 
 async fn may_reserve(request: axum::extract::Request, next: Next) -> axum::response::Response {
     checked(Scope::Reserve, request, next).await

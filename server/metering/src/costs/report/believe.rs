@@ -11,7 +11,8 @@ use permafrost_scheduling::figure::{Estimate, Figure, Missing, What};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 use permafrost_scheduling::queue::Ahead;
 
-use super::super::measure::{Costs, seconds};
+use super::super::seconds;
+use super::super::state::Costs;
 use super::NodeReport;
 use crate::QueueReport;
 
