@@ -74,6 +74,15 @@ impl Allocator {
         self.tails.retain(|&segment, _| keep(SegmentNo(segment)));
     }
 
+    /// Returns the free slots, ascending.
+    pub(crate) fn free_slots(&self) -> impl Iterator<Item = SlotNo> {
+        let words = self.free_bits.iter().zip(0_u32..);
+        words.flat_map(|(bits, word)| {
+            let set = move |bit: &u32| bits >> bit & 1 == 1;
+            (0..64).filter(set).map(move |bit| SlotNo(word * 64 + bit))
+        })
+    }
+
     /// Number of free slots.
     pub(crate) fn free(&self) -> u32 {
         self.free

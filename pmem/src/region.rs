@@ -166,6 +166,7 @@ impl Region {
             unlisted: recovered.unlisted,
             superblock: Mutex::new(recovered.superblock),
         };
+        region.space.populate();
         Ok((Arc::new(region), recovered.report))
     }
 

@@ -1,6 +1,7 @@
 //! Medium, geometry and allocator of a region, which checkpoints and shadows share.
 
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -51,6 +52,13 @@ impl Space {
     /// Records why the region takes no more writes; the first reason counts.
     pub(crate) fn fail(&self, action: &'static str, error: &io::Error) {
         let _ = self.failure.set(RegionFailure::new(action, error));
+    }
+
+    /// Has the medium mapped in the background: the free slots first, in the order in which dumps take them.
+    pub(crate) fn populate(&self) {
+        let end = self.medium.capacity_bytes();
+        let ranges = free_first(&self.geometry, end, self.allocator().free_slots());
+        self.medium.populate(ranges);
     }
 
     pub(crate) fn lock_moves(&self) -> MutexGuard<'_, ()> {
@@ -240,6 +248,28 @@ pub(crate) fn packed_checksum(uuid: RegionUuid, header: &PackedHeader) -> u32 {
     hasher.finalize()
 }
 
+/// Returns the ranges of a medium of `end` bytes: those of the free slots, ascending, then all others.
+fn free_first(
+    geometry: &Geometry,
+    end: u64,
+    free_slots: impl Iterator<Item = SlotNo>,
+) -> Vec<Range<u64>> {
+    let slot_bytes = u64::from(geometry.segment_bytes);
+    let mut free: Vec<Range<u64>> = Vec::new();
+    for slot in free_slots {
+        let at = geometry.slot_at(slot);
+        match free.last_mut() {
+            Some(before) if before.end == at => before.end += slot_bytes,
+            _ => free.push(at..at + slot_bytes),
+        }
+    }
+    let starts = std::iter::once(0).chain(free.iter().map(|range| range.end));
+    let ends = free.iter().map(|range| range.start).chain([end]);
+    let others: Vec<_> = starts.zip(ends).map(|(start, end)| start..end).collect();
+    free.extend(others);
+    free
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,5 +288,27 @@ mod tests {
         assert_eq!(stored.rank(2, 2), None);
         assert_eq!(stored.rank(512, 1), None);
         assert_eq!(stored.rank(u32::MAX, 2), None);
+    }
+
+    #[test]
+    fn free_slots_are_populated_first() {
+        const SEGMENT: u64 = 64 << 10;
+        let geometry = Geometry::plan(8 << 20, 64 << 10, Some(64)).unwrap();
+        let at = |slot: u32| geometry.slot_at(SlotNo(slot));
+        let end = at(geometry.slots) + 4096;
+        let ranges = free_first(&geometry, end, [2, 3, 7].map(SlotNo).into_iter());
+        assert_eq!(
+            ranges,
+            [
+                at(2)..at(4),
+                at(7)..at(8),
+                0..at(2),
+                at(4)..at(7),
+                at(8)..end
+            ]
+        );
+        assert_eq!(at(1) - at(0), SEGMENT);
+        let none_free = free_first(&geometry, end, std::iter::empty());
+        assert_eq!(none_free, std::slice::from_ref(&(0..end)));
     }
 }

@@ -6,13 +6,14 @@
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-use super::populate::Mapping;
+use super::populate::{Mapping, populate_in_background};
 use super::raw::RawBytes;
 use super::{Flushed, Guarantee, Medium, MediumKind};
 use crate::PAGE_SIZE;
@@ -25,6 +26,7 @@ pub(crate) struct Dax {
     mapping: Arc<DaxMapping>,
     instruction: FlushInstruction,
     guarantee: Guarantee,
+    populate: bool,
     /// Keeps the lock on the region, and takes pages that the mapping has lost.
     file: File,
 }
@@ -57,7 +59,7 @@ impl Drop for DaxMapping {
 
 impl Dax {
     /// Maps `file` if its file system and device give MAP_SYNC, else gives back the file and the errno.
-    pub(crate) fn map(file: File, len_bytes: u64) -> Result<Self, (File, i32)> {
+    pub(crate) fn map(file: File, len_bytes: u64, populate: bool) -> Result<Self, (File, i32)> {
         let instruction = FlushInstruction::detect();
         if instruction == FlushInstruction::None {
             return Err((file, rustix::io::Errno::OPNOTSUPP.raw_os_error()));
@@ -99,15 +101,12 @@ impl Dax {
                         instruction: Some(instruction.name()),
                         emulated: None,
                     },
+                    populate,
                     file,
                 })
             }
             Err(errno) => Err((file, errno.raw_os_error())),
         }
-    }
-
-    pub(crate) const fn mapping(&self) -> &Arc<DaxMapping> {
-        &self.mapping
     }
 }
 
@@ -118,6 +117,12 @@ impl Medium for Dax {
 
     fn guarantee(&self) -> &Guarantee {
         &self.guarantee
+    }
+
+    fn populate(&self, ranges: Vec<Range<u64>>) {
+        if self.populate {
+            populate_in_background(&self.mapping, ranges);
+        }
     }
 
     fn lost_pages(&self) -> u64 {

@@ -16,6 +16,7 @@
 
 use std::borrow::Cow;
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -342,6 +343,10 @@ impl Medium for Emulated {
 
     fn guarantee(&self) -> &Guarantee {
         &self.guarantee
+    }
+
+    fn populate(&self, ranges: Vec<Range<u64>>) {
+        self.below.populate(ranges);
     }
 
     // No `file`: bytes that are spliced out of it would bypass the emulation.

@@ -10,6 +10,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use memmap2::MmapRaw;
 use parking_lot::{Condvar, Mutex};
 
 use super::flushed::cover;
+use super::populate::{Mapping as _, populate_in_background, populate_now};
 use super::raw::RawBytes;
 use super::{Flushed, Guarantee, Medium};
 use crate::convert::to_usize;
@@ -41,6 +43,7 @@ pub(crate) struct MappedFile {
     /// `/proc` is missing.
     reading: Option<File>,
     guarantee: Guarantee,
+    populate: bool,
     /// Mappings through descriptions of their own that no fence uses: `msync` takes a mapping.
     fences: Mutex<Vec<Arc<MmapRaw>>>,
     fence_freed: Condvar,
@@ -49,7 +52,13 @@ pub(crate) struct MappedFile {
 }
 
 impl MappedFile {
-    pub(crate) fn map(file: File, len_bytes: u64, guarantee: Guarantee) -> io::Result<Self> {
+    /// Maps the file, to be populated if asked for and `populate` is true.
+    pub(crate) fn map(
+        file: File,
+        len_bytes: u64,
+        guarantee: Guarantee,
+        populate: bool,
+    ) -> io::Result<Self> {
         let map_whole = |file: &File| {
             let map = memmap2::MmapOptions::new()
                 .len(to_usize(len_bytes))
@@ -77,14 +86,17 @@ impl MappedFile {
             reading: File::open(itself).ok(),
             file,
             guarantee,
+            populate,
             fences: Mutex::new(fences),
             fence_freed: Condvar::new(),
             failed: AtomicBool::new(false),
         })
     }
 
-    pub(crate) const fn mapping(&self) -> &Arc<MmapRaw> {
-        &self.map
+    /// Populates the whole mapping.
+    pub(crate) fn populate_now(&self) {
+        let (base, len) = self.map.area();
+        populate_now(base, len);
     }
 
     /// Waits for the ranges, with a description that no other fence waits through.
@@ -138,6 +150,12 @@ impl Medium for MappedFile {
 
     fn file(&self) -> Option<BorrowedFd<'_>> {
         self.reading.as_ref().map(File::as_fd)
+    }
+
+    fn populate(&self, ranges: Vec<Range<u64>>) {
+        if self.populate {
+            populate_in_background(&self.map, ranges);
+        }
     }
 
     fn lost_pages(&self) -> u64 {

@@ -23,6 +23,7 @@ pub mod sim;
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 pub use cpu::is_zero;
@@ -125,6 +126,12 @@ pub trait Medium: Send + Sync {
     /// pipe without copying them.
     fn file(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// Has the pages of these ranges mapped by background threads, in this order, so that dumps do not wait for page
+    /// faults. Returns at once. Without effect unless the medium was opened with [`OpenOptions::populate`].
+    fn populate(&self, ranges: Vec<Range<u64>>) {
+        drop(ranges);
     }
 
     /// Pages lost since the medium was opened.

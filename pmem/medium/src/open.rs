@@ -11,7 +11,6 @@ use rustix::io::Errno;
 
 use super::dax::Dax;
 use super::file::MappedFile;
-use super::populate::{Mapping, populate_in_background, populate_now};
 use super::{Guarantee, Medium, MediumKind};
 use crate::MediumError;
 use crate::PAGE_BYTES;
@@ -30,9 +29,9 @@ const RAMFS_MAGIC: u64 = 0x8584_58f6;
 pub struct OpenOptions {
     /// True to fail unless the region can be mapped with MAP_SYNC. Default: false, a plain file is accepted.
     pub require_dax: bool,
-    /// True to have the pages of a tmpfs file or DAX mapping mapped by a background thread, so that dumps do not wait
-    /// for page faults. Takes all of the memory on tmpfs, and up to a few seconds a gigabyte. Without effect on files
-    /// with a disk behind, where it would write the whole file. Default: true.
+    /// True if [`Medium::populate`] shall map the pages of a tmpfs file or DAX mapping, so that dumps do not wait for
+    /// page faults. Takes all of the memory on tmpfs, and up to a few seconds a gigabyte. Without effect on files with
+    /// a disk behind, where it would write the whole file. Default: true.
     pub populate: bool,
 }
 
@@ -117,13 +116,8 @@ pub fn open_medium(
     }
 
     let volatile = is_in_memory(&file);
-    match Dax::map(file, wanted) {
-        Ok(dax) => {
-            if options.populate {
-                populate_in_background(dax.mapping());
-            }
-            Ok(Arc::new(dax))
-        }
+    match Dax::map(file, wanted, options.populate) {
+        Ok(dax) => Ok(Arc::new(dax)),
         Err((_, errno)) if options.require_dax => Err(MediumError::DaxRefused {
             path: path.to_owned(),
             errno,
@@ -137,11 +131,8 @@ pub fn open_medium(
                 instruction: None,
                 emulated: None,
             };
-            let mapped =
-                MappedFile::map(file, wanted, guarantee).map_err(io_error("map region"))?;
-            if options.populate && volatile {
-                populate_in_background(mapped.mapping());
-            }
+            let mapped = MappedFile::map(file, wanted, guarantee, options.populate && volatile)
+                .map_err(io_error("map region"))?;
             Ok(Arc::new(mapped))
         }
     }
@@ -194,9 +185,8 @@ pub fn create_medium_in_memory(capacity_bytes: u64) -> Result<Arc<dyn Medium>, M
         emulated: None,
     };
     let mapped =
-        MappedFile::map(file, capacity_bytes, guarantee).map_err(io_error("map region"))?;
-    let (base, len) = mapped.mapping().area();
-    populate_now(base, len);
+        MappedFile::map(file, capacity_bytes, guarantee, false).map_err(io_error("map region"))?;
+    mapped.populate_now();
     Ok(Arc::new(mapped))
 }
 

@@ -2,14 +2,22 @@
 //!
 //! A page that is not mapped costs a fault when a dump writes to it, and on tmpfs its clearing too: on a
 //! small virtual machine, appending ran at 0.3 GB/s into a fresh region and at over 12 GB/s into a populated
-//! one. Populating a whole region takes seconds, though, so opening does not wait for it. Segments are
-//! allocated from the lowest on, in the order that they are populated in.
+//! one. Populating a whole region takes seconds, though, so opening does not wait for it. What is written to next is
+//! populated first.
 
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
+
+use crate::convert::{to_u64, to_usize};
+
 /// Bytes populated at a time: large enough that the calls do not matter, small enough that no thread waits long for
-/// the lock on the address space that each call holds.
-const STEP_BYTES: usize = 2 << 20;
+/// the lock on the address space that each call holds. A multiple of a large page.
+const STEP_BYTES: u64 = 2 << 20;
+
+/// Most threads that populate a mapping: one clears some 4 GB/s on tmpfs, and a few have the memory's bandwidth.
+const MAX_THREADS: usize = 4;
 
 /// Mapping that unmaps itself when it is dropped.
 pub(crate) trait Mapping: Send + Sync + 'static {
@@ -23,26 +31,63 @@ impl Mapping for memmap2::MmapRaw {
     }
 }
 
-/// Starts a thread that populates the mapping, writable, until it is done or the mapping is dropped.
-pub(crate) fn populate_in_background<M: Mapping>(mapping: &Arc<M>) {
-    let mapping = Arc::downgrade(mapping);
-    let started = std::thread::Builder::new()
-        .name("populate".to_owned())
-        .spawn(move || populate(&mapping));
-    // Without it there are page faults later, nothing worse.
-    drop(started);
+/// Steps that are left, for several threads to take from.
+struct Steps {
+    ranges: std::vec::IntoIter<Range<u64>>,
+    /// Rest of the range that was begun.
+    rest: Range<u64>,
 }
 
-fn populate<M: Mapping>(mapping: &Weak<M>) {
-    let mut done = 0;
+impl Steps {
+    fn new(ranges: Vec<Range<u64>>) -> Self {
+        Self {
+            ranges: ranges.into_iter(),
+            rest: 0..0,
+        }
+    }
+}
+
+impl Iterator for Steps {
+    type Item = Range<u64>;
+
+    fn next(&mut self) -> Option<Range<u64>> {
+        while self.rest.is_empty() {
+            self.rest = self.ranges.next()?;
+        }
+        // Later steps begin at multiples of a step, so that a large page is in one of them.
+        let start = self.rest.start;
+        let end = (start / STEP_BYTES + 1) * STEP_BYTES;
+        self.rest.start = end.min(self.rest.end);
+        Some(start..self.rest.start)
+    }
+}
+
+/// Starts threads that populate the ranges of a mapping, writable, until they are done or the mapping is dropped.
+pub(crate) fn populate_in_background<M: Mapping>(mapping: &Arc<M>, ranges: Vec<Range<u64>>) {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let steps = Arc::new(Mutex::new(Steps::new(ranges)));
+    for _ in 0..processors.min(MAX_THREADS) {
+        let (mapping, steps) = (Arc::downgrade(mapping), Arc::clone(&steps));
+        let started = std::thread::Builder::new()
+            .name("populate".to_owned())
+            .spawn(move || populate(&mapping, &steps));
+        // Without it there are page faults later, nothing worse.
+        drop(started);
+    }
+}
+
+fn populate<M: Mapping>(mapping: &Weak<M>, steps: &Mutex<Steps>) {
     // Held for a step only, so that dropping the medium does not wait for more than that.
     while let Some(mapping) = mapping.upgrade() {
+        let Some(step) = steps.lock().next() else {
+            return;
+        };
         let (base, len) = mapping.area();
-        let step = STEP_BYTES.min(len - done);
-        if step == 0 || !populate_now(base.wrapping_add(done), step) {
+        let end = step.end.min(to_u64(len));
+        let bytes = to_usize(end.saturating_sub(step.start));
+        if bytes > 0 && !populate_now(base.wrapping_add(to_usize(step.start)), bytes) {
             return;
         }
-        done += step;
     }
 }
 
@@ -52,4 +97,20 @@ pub(crate) fn populate_now(start: *mut u8, len: usize) -> bool {
     // contents, so it races with no reader or writer.
     unsafe { rustix::mm::madvise(start.cast(), len, rustix::mm::Advice::LinuxPopulateWrite) }
         .is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_the_ranges_in_their_order_and_end_at_large_pages() {
+        const MIB: u64 = 1 << 20;
+        let steps = |ranges: &[Range<u64>]| Steps::new(ranges.to_vec()).collect::<Vec<_>>();
+        assert_eq!(
+            steps(&[5 * MIB..8 * MIB, 3..3, 0..MIB]),
+            [5 * MIB..6 * MIB, 6 * MIB..8 * MIB, 0..MIB]
+        );
+        assert_eq!(steps(&[]), []);
+    }
 }
