@@ -139,9 +139,9 @@ impl Member {
             &name,
             facts.counts(),
             options.copies,
+            Arc::clone(costs),
         );
         let copy_stats = fan_out.stats();
-        fan_out.measured_by(Arc::clone(costs));
         let fan_out = Arc::new(fan_out);
         let view = nodes.clone();
         let peers = Peers::new(

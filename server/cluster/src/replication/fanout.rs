@@ -15,7 +15,7 @@ mod refusal;
 
 use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -91,12 +91,12 @@ struct Shared {
     counts: bool,
     copies: usize,
     stats: Arc<FanOutStats>,
-    costs: OnceLock<Arc<Costs>>,
+    costs: Arc<Costs>,
 }
 
 impl FanOut {
     /// Creates the fan-out of a node, whose own copies may count; `copies` of each checkpoint are wanted, this
-    /// node's included.
+    /// node's included. The links to other nodes are measured in `costs`.
     pub fn new(
         runtime: Handle,
         network: Network,
@@ -104,6 +104,7 @@ impl FanOut {
         node: &str,
         counts: bool,
         copies: u32,
+        costs: Arc<Costs>,
     ) -> Self {
         let shared = Arc::new(Shared {
             runtime,
@@ -113,14 +114,9 @@ impl FanOut {
             counts,
             copies: usize::try_from(copies).unwrap_or(usize::MAX),
             stats: Arc::default(),
-            costs: OnceLock::new(),
+            costs,
         });
         Self { shared }
-    }
-
-    /// Sets the costs in which the links to other nodes are measured, once. Returns false if they are set already.
-    pub fn measured_by(&self, costs: Arc<Costs>) -> bool {
-        self.shared.costs.set(costs).is_ok()
     }
 
     /// Returns the counters of copies.
@@ -541,7 +537,7 @@ impl Copying {
     fn links(&self) -> Links {
         let copies = self.copies.iter();
         Links {
-            costs: self.shared.costs.get().cloned(),
+            costs: Arc::clone(&self.shared.costs),
             bytes: self.bytes,
             elapsed: self.began.map_or(Duration::ZERO, |began| began.elapsed()),
             waited: Arc::new(

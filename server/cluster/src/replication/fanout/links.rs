@@ -27,7 +27,7 @@ const ROOM: u64 = 8;
 /// Measurements of the links of one dump.
 #[derive(Clone)]
 pub(super) struct Links {
-    pub(super) costs: Option<Arc<Costs>>,
+    pub(super) costs: Arc<Costs>,
     pub(super) bytes: u64,
     /// Time from the first byte to CLOSE.
     pub(super) elapsed: Duration,
@@ -38,15 +38,14 @@ pub(super) struct Links {
 impl Links {
     /// Records that the copy on `node` became durable `closing` after CLOSE was sent.
     pub(super) fn closed(&self, node: &str, closing: Duration) {
-        let Some(costs) = &self.costs else { return };
         let waited = self.waited.iter().find(|(other, _)| other == node);
         let held_up = waited.map_or(Duration::ZERO, |(_, waited)| *waited) + closing;
         let elapsed = self.elapsed + closing;
         if held_up * LINK_SHARE >= elapsed {
-            costs.copied(node, self.bytes, elapsed);
+            self.costs.copied(node, self.bytes, elapsed);
         } else {
             // CRIU was slower than the link.
-            costs.copied_at_least(node, self.bytes, elapsed);
+            self.costs.copied_at_least(node, self.bytes, elapsed);
         }
     }
 }
