@@ -33,7 +33,7 @@ struct Scenario {
 }
 
 /// Scenarios, in the order in which they run.
-const SCENARIOS: [Scenario; 6] = [
+const SCENARIOS: [Scenario; 8] = [
     Scenario {
         name: "stock-criu",
         device: Device::Nvdimm,
@@ -54,6 +54,18 @@ const SCENARIOS: [Scenario; 6] = [
     },
     Scenario {
         name: "after-power-cut",
+        device: Device::Nvdimm,
+        continues: true,
+        cut_at: None,
+    },
+    Scenario {
+        name: "cut-while-cleaning",
+        device: Device::Nvdimm,
+        continues: false,
+        cut_at: Some("mid-clean"),
+    },
+    Scenario {
+        name: "after-cut-while-cleaning",
         device: Device::Nvdimm,
         continues: true,
         cut_at: None,
