@@ -229,6 +229,7 @@ fn control() -> Seeds {
                 checkpoint: "j@1".into(),
                 all_generations: true,
                 force: true,
+                last: false,
             })),
         ),
         ("status", request(request::Body::Status(request::Status {}))),

@@ -49,6 +49,8 @@ pub enum Access {
     },
     /// Remove checkpoints of a job.
     Delete(JobName),
+    /// Set what a namespace keeps, and how much it may have. The job stands for its namespace.
+    Govern(JobName),
     /// Keep a place in a queue, or give one up.
     Reserve {
         /// Namespace that the reservation is for, if one is named.
@@ -91,6 +93,14 @@ pub enum RequestError {
         /// The first characters of the name.
         name: String,
     },
+    /// A job is not in the namespace that is named with it.
+    #[error("job {name:?} is not in namespace {namespace:?}")]
+    OtherNamespace {
+        /// The first characters of the name.
+        name: String,
+        /// The first characters of the namespace.
+        namespace: String,
+    },
     /// The control request has another version, or no body that is known.
     #[error("a control request of another version")]
     Version,
@@ -106,6 +116,7 @@ impl ReportedError for RequestError {
             Self::Job { .. } | Self::Namespace { .. } => {
                 "use letters, digits and . _ : / + - (at most 200 bytes, no leading . - /)"
             }
+            Self::OtherNamespace { .. } => "leave the namespace out: the job's name has it",
             Self::Checkpoint { .. } => "name one as JOB or JOB@GENERATION",
             Self::Version => "use the same version of Permafrost everywhere",
         }
@@ -136,6 +147,13 @@ impl Access {
                 Self::Delete(job(&remove.checkpoint)?)
             }
             Body::Remove(remove) => Self::Delete(checkpoint(&remove.checkpoint)?.job),
+            Body::SetRetention(set) => {
+                let named = set.rule.as_ref().map_or("", |rule| &rule.namespace);
+                Self::Govern(any_job_of(named)?)
+            }
+            Body::ShowRetention(show) if show.namespace.is_empty() => Self::ReadVisible,
+            Body::ShowRetention(show) => Self::Read(any_job_of(&show.namespace)?),
+            Body::Prune(prune) => pruned(prune)?,
             Body::Pin(pin) => Self::Dump(checkpoint(&pin.checkpoint)?.job),
             Body::Verify(verify) if verify.checkpoint.is_empty() => Self::ReadVisible,
             Body::Verify(verify) => Self::Read(checkpoint(&verify.checkpoint)?.job),
@@ -215,6 +233,32 @@ impl Access {
     }
 }
 
+/// Returns the access that applying the rules of retention needs: of a job or a namespace that of removing there. Of all
+/// namespaces it is what every node does by itself, and left to operators.
+fn pruned(prune: &local::Prune) -> Result<Access, RequestError> {
+    let concerned = match (prune.job.as_str(), prune.namespace.as_str()) {
+        ("", "") => None,
+        ("", namespace) => Some(any_job_of(namespace)?),
+        (name, "") => Some(job(name)?),
+        (name, named) => {
+            let job = job(name)?;
+            if job.namespace() != namespace(named)? {
+                return Err(RequestError::OtherNamespace {
+                    name: shortened(name),
+                    namespace: shortened(named),
+                });
+            }
+            Some(job)
+        }
+    };
+    Ok(match (concerned, prune.dry_run) {
+        (None, true) => Access::ReadVisible,
+        (None, false) => Access::Operate,
+        (Some(job), true) => Access::Read(job),
+        (Some(job), false) => Access::Delete(job),
+    })
+}
+
 fn adopted(adopt: &local::Adopt) -> Result<Access, RequestError> {
     Ok(Access::Adopt {
         session: adopt.session.clone(),
@@ -238,6 +282,13 @@ fn namespace(name: &str) -> Result<String, RequestError> {
         });
     }
     Ok(named.into())
+}
+
+/// Returns a name that stands for all jobs of a namespace.
+fn any_job_of(name: &str) -> Result<JobName, RequestError> {
+    let any = format!("{}/any", namespace(name)?);
+    // The longest namespace leaves no room for a job.
+    job(&any)
 }
 
 fn checkpoint(name: &str) -> Result<CheckpointRef, RequestError> {

@@ -37,6 +37,7 @@ fn requests() -> Vec<Request> {
             checkpoint: text(),
             all_generations: true,
             force: true,
+            last: true,
         }),
         Body::Pin(request::Pin {
             checkpoint: text(),

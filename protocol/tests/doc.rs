@@ -220,6 +220,9 @@ fn requests_and_replies() {
         ("Rebuild", Q::Rebuild(Default::default())),
         ("Scrub", Q::Scrub(Default::default())),
         ("Gc", Q::Gc(Default::default())),
+        ("SetRetention", Q::SetRetention(Default::default())),
+        ("ShowRetention", Q::ShowRetention(Default::default())),
+        ("Prune", Q::Prune(Default::default())),
         ("Reserve", Q::Reserve(Default::default())),
         (
             "CancelReservation",
@@ -243,6 +246,8 @@ fn requests_and_replies() {
         ("Rebuilt", R::Rebuilt(Default::default())),
         ("Scrubbed", R::Scrubbed(Default::default())),
         ("GcReport", R::GcReport(Default::default())),
+        ("Retention", R::Retention(Default::default())),
+        ("Pruned", R::Pruned(Default::default())),
         ("Reserved", R::Reserved(Default::default())),
         ("Denials", R::Denials(Default::default())),
     ];

@@ -64,6 +64,9 @@ pub struct Config {
     /// Period at which the region is examined for sparse segments, once it is half full and something was removed. Default
     /// a minute; `None`: the region is cleaned on request only.
     pub clean_interval: Option<Duration>,
+    /// Period at which the rules of retention are applied to everything; to a job also after each of its dumps. Default 5
+    /// min; `None`: on request only.
+    pub retention_interval: Option<Duration>,
     /// Concurrency limits of dumps and restores, and the rules for those that wait.
     pub queues: QueuesOptions,
     /// Age at which a measured bandwidth is renewed: a node that is idle then makes a small measurement. Default 5
@@ -146,6 +149,7 @@ impl Default for Config {
             quotas: None,
             scrub_period: Some(Duration::from_secs(7 * 86400)),
             clean_interval: Some(Duration::from_secs(60)),
+            retention_interval: Some(Duration::from_secs(300)),
             queues: QueuesOptions::default(),
             probe_period: Some(Duration::from_secs(300)),
             audit: AuditFile::default(),

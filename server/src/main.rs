@@ -121,6 +121,10 @@ struct Args {
     /// or `off`: then only `permafrost gc` does it.
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = parse_period)]
     clean_interval: Period,
+    /// Period at which the rules of retention (`permafrost retention`) are applied to everything; to a job also after each of
+    /// its dumps. `off`: only `permafrost prune` does it.
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_period)]
+    retention_interval: Period,
     /// Dumps that run at once: a number, or `auto` for as many as increase the total throughput. Further dumps wait
     /// in a queue, while their processes run on.
     #[arg(long, value_name = "N", default_value = "auto", value_parser = parse_at_once)]
@@ -344,6 +348,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         quotas: args.quotas.map(absolute).transpose()?,
         scrub_period: args.scrub_period.0,
         clean_interval: args.clean_interval.0,
+        retention_interval: args.retention_interval.0,
         queues: QueuesOptions {
             dumps_at_once: args.dumps_at_once.0,
             restores_at_once: args.restores_at_once.0,

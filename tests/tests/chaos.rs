@@ -329,10 +329,12 @@ impl Victim {
     /// Removes a checkpoint.
     fn remove(&self, node: &Daemon, generation: u64) {
         let reference = format!("{}@{generation}", self.job);
-        let mut removed = node.try_run(&["rm", &reference]).unwrap();
+        let mut removed = node.try_run(&["rm", &reference, "--last"]).unwrap();
         if removed.status.code() == Some(UNAVAILABLE) {
             // Whether it is removed may not be known: then the next attempt may not find it any more.
-            removed = node.try_run_patiently(&["rm", &reference]).unwrap();
+            removed = node
+                .try_run_patiently(&["rm", &reference, "--last"])
+                .unwrap();
             if removed.status.code() == Some(NOT_FOUND) {
                 return;
             }

@@ -74,7 +74,7 @@ fn a_task_dumped_on_a_node_that_dies_thaws_on_another() {
     }
     let stored = cluster.node(0).json(&["put", "threads", images]).unwrap();
     assert_eq!(stored["nodes"].as_array().unwrap().len(), 2, "{stored}");
-    cluster.node(0).run(&["rm", "threads@1"]).unwrap();
+    cluster.node(0).run(&["rm", "threads@1", "--last"]).unwrap();
     // A pin holds on every node, whoever has a copy.
     cluster.node(0).run(&["pin", "days"]).unwrap();
     for node in 0..3 {

@@ -360,7 +360,7 @@ fn a_stale_catalog_is_made_to_agree_with_the_region() {
     let daemon = scene.start().unwrap();
     dump_and_adopt(&daemon, scene.work.path(), "later", BASE, &pages(8, 20));
     daemon.run(&["pin", "later"]).unwrap();
-    daemon.run(&["rm", "kept@1"]).unwrap();
+    daemon.run(&["rm", "kept@1", "--last"]).unwrap();
     daemon.stop().unwrap();
     std::fs::remove_dir_all(&catalog).unwrap();
     copy_dir(&old, &catalog);

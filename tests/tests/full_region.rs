@@ -81,7 +81,7 @@ fn a_seal_that_does_not_fit_is_refused_and_frees_everything() {
     assert_eq!(listing(&daemon).len(), 1);
     std::fs::remove_file(images.join("ghost-file-1.img")).unwrap();
     daemon.json(&adopt).unwrap();
-    daemon.run(&["rm", "tight@1"]).unwrap();
+    daemon.run(&["rm", "tight@1", "--last"]).unwrap();
     let status = daemon.json(&["status"]).unwrap();
     let region = &status["regions"][0];
     assert_eq!(region["free_bytes"], region["capacity_bytes"], "{status}");

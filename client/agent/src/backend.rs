@@ -80,6 +80,14 @@ impl Remote {
         }
     }
 
+    /// Asks a node for rules of retention, which all of a cluster's nodes have alike.
+    fn rules(&self, body: &request::Body) -> Result<control::RetentionRules, control::Error> {
+        match self.nodes.ask_any(body)? {
+            (_, reply::Body::Retention(rules)) => Ok(rules),
+            (node, _) => Err(odd_answer(&node)),
+        }
+    }
+
     /// Ends every session that is not sealed, as part of stopping. Returns true if there was one.
     pub(super) fn stop(&self) -> bool {
         let sessions: Vec<_> = self.sessions().drain().collect();
@@ -473,6 +481,27 @@ impl Backend for Remote {
             Ok(())
         })?;
         Ok(all)
+    }
+
+    fn set_retention(
+        &self,
+        set: &request::SetRetention,
+    ) -> Result<control::RetentionRules, control::Error> {
+        self.rules(&request::Body::SetRetention(set.clone()))
+    }
+
+    fn show_retention(
+        &self,
+        show: &request::ShowRetention,
+    ) -> Result<control::RetentionRules, control::Error> {
+        self.rules(&request::Body::ShowRetention(show.clone()))
+    }
+
+    fn prune(&self, prune: &request::Prune) -> Result<control::Pruned, control::Error> {
+        match self.nodes.ask_any(&request::Body::Prune(prune.clone()))? {
+            (_, reply::Body::Pruned(pruned)) => Ok(pruned),
+            (node, _) => Err(odd_answer(&node)),
+        }
     }
 
     fn export(

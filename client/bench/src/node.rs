@@ -235,6 +235,7 @@ impl Bench<'_> {
             checkpoint: self.job.clone(),
             all_generations: true,
             force: true,
+            last: true,
         };
         if let Ok(mut connection) = self.context.connect() {
             // Nothing there is what it should be.

@@ -31,6 +31,8 @@ pub enum Action<'a> {
     Read(&'a JobName),
     /// Remove checkpoints of this job.
     Delete(&'a JobName),
+    /// Set what the namespace of this job keeps, and how much it may have.
+    Govern(&'a JobName),
     /// Discard a parked session without a job that the peer has brought itself.
     DeleteParked,
     /// Reserve places in the queues.
@@ -71,7 +73,10 @@ impl Role {
                 | Action::Replicate,
             ) => true,
             // A node drops copies because the registry says so, never on request.
-            (Self::Node, Action::Delete(_) | Action::DeleteParked | Action::Operate) => false,
+            (
+                Self::Node,
+                Action::Delete(_) | Action::DeleteParked | Action::Govern(_) | Action::Operate,
+            ) => false,
 
             (Self::Agent, Action::DumpInto(job) | Action::Read(job)) => {
                 namespaces.contains(job.namespace())
@@ -83,7 +88,8 @@ impl Role {
                 delete && !namespaces.is_empty()
             }
             (Self::Agent, Action::Park | Action::Reserve) => !namespaces.is_empty(),
-            (Self::Agent, Action::Replicate | Action::Operate) => false,
+            // A quota that its holder could raise would be none.
+            (Self::Agent, Action::Replicate | Action::Govern(_) | Action::Operate) => false,
 
             (Self::Reader, Action::Read(job)) => namespaces.contains(job.namespace()),
             (
@@ -92,12 +98,15 @@ impl Role {
                 | Action::Park
                 | Action::Delete(_)
                 | Action::DeleteParked
+                | Action::Govern(_)
                 | Action::Reserve
                 | Action::Replicate
                 | Action::Operate,
             ) => false,
 
             (Self::Operator, Action::Operate) => true,
+            // A rule removes checkpoints, too.
+            (Self::Operator, Action::Govern(job)) => delete && namespaces.contains(job.namespace()),
             (Self::Operator, Action::Read(job)) => namespaces.contains(job.namespace()),
             (
                 Self::Operator,
@@ -211,10 +220,11 @@ mod tests {
     fn the_table_is_this_one() {
         // Each cell: without namespaces, with `team-b`, with `team-a`, with `*`; the action is on `team-a`.
         let job: JobName = "team-a/train".parse().unwrap();
-        let (dump, read, delete) = (
+        let (dump, read, delete, govern) = (
             Action::DumpInto(&job),
             Action::Read(&job),
             Action::Delete(&job),
+            Action::Govern(&job),
         );
         // Each action without the right to delete, and with it.
         let never = [[false; 4]; 2];
@@ -229,6 +239,7 @@ mod tests {
             (Role::Node, read, always),
             (Role::Node, delete, never),
             (Role::Node, Action::DeleteParked, never),
+            (Role::Node, govern, never),
             (Role::Node, Action::Reserve, always),
             (Role::Node, Action::Replicate, always),
             (Role::Node, Action::Operate, never),
@@ -238,6 +249,7 @@ mod tests {
             (Role::Agent, read, listed),
             (Role::Agent, delete, deletes),
             (Role::Agent, Action::DeleteParked, discards),
+            (Role::Agent, govern, never),
             (Role::Agent, Action::Reserve, any),
             (Role::Agent, Action::Replicate, never),
             (Role::Agent, Action::Operate, never),
@@ -247,6 +259,7 @@ mod tests {
             (Role::Reader, read, listed),
             (Role::Reader, delete, never),
             (Role::Reader, Action::DeleteParked, never),
+            (Role::Reader, govern, never),
             (Role::Reader, Action::Reserve, never),
             (Role::Reader, Action::Replicate, never),
             (Role::Reader, Action::Operate, never),
@@ -256,12 +269,13 @@ mod tests {
             (Role::Operator, read, listed),
             (Role::Operator, delete, deletes),
             (Role::Operator, Action::DeleteParked, discards),
+            (Role::Operator, govern, deletes),
             (Role::Operator, Action::Reserve, never),
             (Role::Operator, Action::Replicate, never),
             (Role::Operator, Action::Operate, always),
             (Role::Operator, Action::List, always),
         ];
-        assert_eq!(table.len(), Role::ALL.len() * 9);
+        assert_eq!(table.len(), Role::ALL.len() * 10);
         for (role, action, expected) in table {
             for (delete, expected) in [false, true].into_iter().zip(expected) {
                 let listed = [&[][..], &["team-b"], &["team-a"], &["*"]];

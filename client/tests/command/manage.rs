@@ -43,6 +43,7 @@ fn rm_wants_a_generation_or_all() {
             checkpoint: "train".to_owned(),
             all_generations: true,
             force: true,
+            last: false,
         })
     );
 }

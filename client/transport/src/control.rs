@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use permafrost_protocol::control::{
     self, Checkpoint, Checkpoints, Denials, Detail, Done, ErrorCode, Exported, GcReport, NodeList,
-    Progress, Rebuilt, Reply, Request, Reserved, Scrubbed, ServerStatus, SessionOpened, Verified,
-    reply, request,
+    Progress, Pruned, Rebuilt, Reply, Request, Reserved, RetentionRules, Scrubbed, ServerStatus,
+    SessionOpened, Verified, reply, request,
 };
 
 use crate::framing::{self, FramingError};
@@ -119,6 +119,8 @@ answers! {
     Rebuilt(Rebuilt),
     Scrubbed(Scrubbed),
     GcReport(GcReport),
+    Retention(RetentionRules),
+    Pruned(Pruned),
     Reserved(Reserved),
     Denials(Denials),
 }
@@ -142,6 +144,9 @@ calls! {
     Rebuild -> Rebuilt,
     Scrub -> Scrubbed,
     Gc -> GcReport,
+    SetRetention -> RetentionRules,
+    ShowRetention -> RetentionRules,
+    Prune -> Pruned,
     Reserve -> Reserved,
     CancelReservation -> Done,
     Took -> Done,

@@ -2,7 +2,7 @@
 
 use super::{
     Checkpoint, Checkpoints, Denials, Detail, Done, Error, Exported, GcReport, NodeList, Progress,
-    Rebuilt, Reserved, Scrubbed, ServerStatus, SessionOpened, Verified,
+    Pruned, Rebuilt, Reserved, RetentionRules, Scrubbed, ServerStatus, SessionOpened, Verified,
 };
 
 /// Body of a reply.
@@ -37,6 +37,10 @@ pub enum Body {
     Scrubbed(Scrubbed),
     #[prost(message, tag = "26")]
     GcReport(GcReport),
+    #[prost(message, tag = "27")]
+    Retention(RetentionRules),
+    #[prost(message, tag = "28")]
+    Pruned(Pruned),
     #[prost(message, tag = "30")]
     Reserved(Reserved),
     #[prost(message, tag = "40")]

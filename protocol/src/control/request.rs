@@ -2,6 +2,7 @@
 
 use prost::Message;
 
+use super::RetentionRule;
 use crate::manifest::Origin;
 
 /// Body of a request.
@@ -44,6 +45,12 @@ pub enum Body {
     Scrub(Scrub),
     #[prost(message, tag = "26")]
     Gc(Gc),
+    #[prost(message, tag = "27")]
+    SetRetention(SetRetention),
+    #[prost(message, tag = "28")]
+    ShowRetention(ShowRetention),
+    #[prost(message, tag = "29")]
+    Prune(Prune),
     #[prost(message, tag = "30")]
     Reserve(Reserve),
     #[prost(message, tag = "31")]
@@ -166,6 +173,9 @@ pub struct Remove {
     /// True to remove pinned checkpoints too.
     #[prost(bool, tag = "3")]
     pub force: bool,
+    /// True to remove the checkpoint also if the job has no other one that can be restored.
+    #[prost(bool, tag = "4")]
+    pub last: bool,
 }
 
 /// Pin or unpin. Answered by [`super::Checkpoint`].
@@ -298,6 +308,40 @@ pub struct Scrub {
 pub struct Gc {
     /// True to measure only, and to move nothing.
     #[prost(bool, tag = "1")]
+    pub dry_run: bool,
+}
+
+/// Set a rule of retention in the place of the one with the same namespace and pattern, or remove it. Answered by
+/// [`super::RetentionRules`] of the namespace.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct SetRetention {
+    /// The rule; to remove one, its namespace and pattern suffice.
+    #[prost(message, optional, tag = "1")]
+    pub rule: Option<RetentionRule>,
+    /// True to remove the rule.
+    #[prost(bool, tag = "2")]
+    pub remove: bool,
+}
+
+/// Rules of retention. Answered by [`super::RetentionRules`].
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct ShowRetention {
+    /// Only this namespace; empty for all.
+    #[prost(string, tag = "1")]
+    pub namespace: String,
+}
+
+/// Apply the rules of retention now. Answered by [`super::Pruned`].
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Prune {
+    /// Namespace to apply them to; empty for all, or for that of `job`.
+    #[prost(string, tag = "1")]
+    pub namespace: String,
+    /// Only this job; empty for all of the namespace.
+    #[prost(string, tag = "2")]
+    pub job: String,
+    /// True to remove nothing, and only say what would be removed.
+    #[prost(bool, tag = "3")]
     pub dry_run: bool,
 }
 

@@ -73,7 +73,7 @@ pub struct NamespaceUsage {
     /// Name of the namespace.
     #[prost(string, tag = "1")]
     pub namespace: String,
-    /// Bytes that its checkpoints take, each beyond its parent.
+    /// Bytes that its checkpoints take; shared pages count once.
     #[prost(uint64, tag = "2")]
     pub bytes: u64,
     /// Limit of `bytes`.

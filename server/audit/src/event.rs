@@ -61,6 +61,17 @@ impl AuditedRequest {
         }
     }
 
+    /// Returns the event of a removal by a rule of retention, under the rule's name.
+    #[must_use]
+    pub fn removed_by(rule: &str, checkpoint: &control::Checkpoint) -> Self {
+        let action = match rule {
+            "job-quota" => "remove-job-quota",
+            "namespace-quota" => "remove-namespace-quota",
+            _ => "remove-expired",
+        };
+        Self::change(action, name_of(checkpoint))
+    }
+
     /// Returns the event of a request of the control protocol, over a socket or QUIC.
     #[must_use]
     pub fn of_control(body: &request::Body) -> Self {
@@ -101,6 +112,30 @@ impl AuditedRequest {
                 deny.entries.join(", "),
             ),
             Body::Scrub(scrub) => Self::change("scrub", &scrub.checkpoint),
+            Body::SetRetention(set) => {
+                let rule = set.rule.as_ref();
+                let on = rule.map_or_else(String::new, |rule| match rule.jobs.as_str() {
+                    "" => format!("{}/", rule.namespace),
+                    jobs => format!("{}/{jobs}", rule.namespace),
+                });
+                let action = match set.remove {
+                    true => "remove-retention",
+                    false => "set-retention",
+                };
+                Self::change(action, on)
+            }
+            Body::ShowRetention(show) => Self::look("show-retention", &show.namespace),
+            Body::Prune(prune) => {
+                let on = match prune.job.as_str() {
+                    "" if prune.namespace.is_empty() => String::new(),
+                    "" => format!("{}/", prune.namespace),
+                    job => job.to_owned(),
+                };
+                match prune.dry_run {
+                    true => Self::look("prune-dry-run", on),
+                    false => Self::change("prune", on),
+                }
+            }
             Body::Gc(gc) if gc.dry_run => Self::look("gc-dry-run", ""),
             Body::Gc(_) => Self::change("gc", ""),
             Body::Reserve(reserve) => Self::change("reserve", &reserve.node),

@@ -51,7 +51,7 @@ pub enum AuditFile {
 /// Client that made a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Who {
-    /// Entry point: `control`, `page-server`, `peer` or `api`.
+    /// Entry point: `control`, `page-server`, `peer`, `api`, or `retention` for what no caller has requested.
     via: &'static str,
     /// Name of the client: `uid 0`, `agent c7`, `token slurm`, or an address.
     who: String,
@@ -103,6 +103,18 @@ impl Who {
             uid: None,
             pid: None,
             serial: Some(peer.serial().to_owned()),
+        }
+    }
+
+    /// Returns the rules of retention, which act by themselves.
+    #[must_use]
+    pub fn rules() -> Self {
+        Self {
+            via: "retention",
+            who: "rules".to_owned(),
+            uid: None,
+            pid: None,
+            serial: None,
         }
     }
 

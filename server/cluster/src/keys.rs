@@ -96,6 +96,11 @@ impl Keys {
         format!("{}denied", self.prefix)
     }
 
+    /// Returns the key of the policies of retention.
+    pub(crate) fn retention(&self) -> String {
+        format!("{}retention", self.prefix)
+    }
+
     /// Returns the key of the node that leads the background work.
     pub(crate) fn leader(&self) -> String {
         format!("{}leader", self.prefix)
@@ -163,6 +168,7 @@ mod tests {
             keys.lock("l"),
             keys.leader(),
             keys.cluster(),
+            keys.retention(),
             keys.parked("x"),
             keys.checkpoints(),
             keys.generation("g"),

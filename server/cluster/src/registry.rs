@@ -8,6 +8,7 @@ mod denials;
 mod listing;
 mod locks;
 mod operator;
+mod retention;
 mod withdrawn;
 
 use permafrost_store::MissingObject;
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp};
 use parking_lot::Mutex;
-use permafrost_clustered::{JobLock, Registered, Registry};
+use permafrost_clustered::{JobLock, Registered, Registry, no_other};
 use permafrost_identity::ReloadingIdentity;
 use permafrost_protocol::control::Checkpoint;
 use permafrost_store::StoreError;
@@ -287,7 +288,12 @@ impl Inner {
         .into())
     }
 
-    async fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
+    /// Takes a checkpoint off the list; with `other`, only while that one is on it.
+    async fn withdraw(
+        &self,
+        checkpoint: &Checkpoint,
+        other: Option<&Checkpoint>,
+    ) -> Result<(), StoreError> {
         let key = self.key_of(checkpoint);
         let own = self.own().await?;
         let word = self.say_withdrawn(&checkpoint.id, &key).await?;
@@ -295,11 +301,20 @@ impl Inner {
             let Some((_, revision)) = self.entry_of(checkpoint).await? else {
                 return Ok(());
             };
+            let mut compares = vec![
+                self.still(own),
+                Compare::mod_revision(key.clone(), CompareOp::Equal, revision),
+            ];
+            if let Some(other) = other {
+                let (_, revision) = self
+                    .entry_of(other)
+                    .await?
+                    .ok_or_else(|| no_other(checkpoint))?;
+                let stays = self.key_of(other);
+                compares.push(Compare::mod_revision(stays, CompareOp::Equal, revision));
+            }
             let delete = Txn::new()
-                .when([
-                    self.still(own),
-                    Compare::mod_revision(key.clone(), CompareOp::Equal, revision),
-                ])
+                .when(compares)
                 .and_then([
                     self.get_own(),
                     TxnOp::delete(key.clone(), None),
@@ -322,30 +337,49 @@ impl Inner {
         checkpoint: &Checkpoint,
         change: impl Fn(&mut Registered) -> bool,
     ) -> Result<(), StoreError> {
-        let key = self.key_of(checkpoint);
+        let changed = |present: Option<&KeyValue>| {
+            let present = present.map(entry).transpose()?.map(|(present, _)| present);
+            let same = present.filter(|present| present.checkpoint.id == checkpoint.id);
+            let Some(mut present) = same else {
+                let id = checkpoint.id.clone();
+                return Err(StoreError::NotFound(MissingObject::Listed(id)));
+            };
+            Ok(change(&mut present).then(|| Entry::of(&present).encode_to_vec()))
+        };
+        self.revise(self.key_of(checkpoint), changed)
+            .await
+            .map(drop)
+    }
+
+    /// Changes the value of a key by compare and swap. `change` gets the present one, and returns the new one or, if there
+    /// is nothing to do, `None`. Returns the revision of the value.
+    async fn revise(
+        &self,
+        key: String,
+        change: impl Fn(Option<&KeyValue>) -> Result<Option<Vec<u8>>, StoreError>,
+    ) -> Result<i64, StoreError> {
         let own = self.own().await?;
         loop {
-            let Some((mut present, revision)) = self.entry_of(checkpoint).await? else {
-                return Err(StoreError::NotFound(MissingObject::Listed(
-                    checkpoint.id.clone(),
-                )));
+            let found = self.get(key.clone(), None).await?;
+            let present = found.kvs().first();
+            let revision = present.map_or(0, KeyValue::mod_revision);
+            let Some(value) = change(present)? else {
+                return Ok(revision);
             };
-            if !change(&mut present) {
-                return Ok(());
-            }
             let put = Txn::new()
                 .when([
                     self.still(own),
                     Compare::mod_revision(key.clone(), CompareOp::Equal, revision),
                 ])
                 .and_then([
-                    self.get_own(),
-                    TxnOp::put(key.clone(), Entry::of(&present).encode_to_vec(), None),
+                    TxnOp::put(key.clone(), value, None),
+                    TxnOp::get(key.clone(), None),
                 ])
                 .or_else([self.get_own()]);
             let outcome = self.transaction(put).await?;
             if outcome.succeeded {
-                return Ok(());
+                let written = outcome.found.first().and_then(|found| found.first());
+                return Ok(written.map_or(revision, KeyValue::mod_revision));
             }
             if !self.is_registered(&outcome, own) {
                 return Err(self.fenced());
@@ -387,7 +421,16 @@ impl Registry for EtcdRegistry {
 
     fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
         let checkpoint = checkpoint.clone();
-        self.wait(|inner| async move { inner.withdraw(&checkpoint).await })
+        self.wait(|inner| async move { inner.withdraw(&checkpoint, None).await })
+    }
+
+    fn withdraw_while(
+        &self,
+        checkpoint: &Checkpoint,
+        other: &Checkpoint,
+    ) -> Result<(), StoreError> {
+        let (checkpoint, other) = (checkpoint.clone(), other.clone());
+        self.wait(|inner| async move { inner.withdraw(&checkpoint, Some(&other)).await })
     }
 
     fn is_withdrawn(&self, checkpoint: &Checkpoint) -> Result<bool, StoreError> {

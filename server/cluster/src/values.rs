@@ -98,6 +98,9 @@ pub struct NodeFacts {
     /// copied to other nodes.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub failed: String,
+    /// Checkpoints by id that are being read there, or were a moment ago; `*` if there are too many to name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub in_use: Vec<String>,
     /// Measured figures. `None`: the node publishes none.
     #[serde(
         skip_serializing_if = "Option::is_none",

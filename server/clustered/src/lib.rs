@@ -18,6 +18,7 @@ mod failover;
 mod listing;
 mod registry;
 mod remote;
+mod retention;
 mod settle;
 
 use std::collections::HashMap;
@@ -35,8 +36,11 @@ use uuid::Uuid;
 use self::commit::ClusterDump;
 
 pub use copies::{CopiesRequest, CopyStreams, Durability, Replicate};
-pub use registry::{JobLock, Registered, Registry};
+pub use registry::{JobLock, Registered, Registry, no_other};
 pub use remote::RemoteNodes;
+pub use retention::{
+    PolicyFile, PolicyKeeper, PolicyMemory, PolicyUsage, RemovalReceiver, RetentionNumbers,
+};
 pub use settle::Settled;
 
 /// Services of a cluster that a node uses.
@@ -74,21 +78,42 @@ pub struct ClusteredStore {
     /// `None` on a single node.
     services: Option<Arc<ClusterServices>>,
     suspects: Arc<dyn Suspects>,
+    retention: retention::Retention,
 }
 
 impl ClusteredStore {
-    /// Creates the store of a node of a cluster; without services, that of a single node.
+    /// Creates the store of a node of a cluster; without services, that of a single node. Its policies of retention end
+    /// with it.
     #[must_use]
     pub fn new(
         local: Arc<Store>,
         services: Option<ClusterServices>,
         suspects: Arc<dyn Suspects>,
     ) -> Arc<Self> {
-        Arc::new(Self {
+        let keeper = Box::<PolicyMemory>::default();
+        Self::with_policies(local, services, suspects, keeper, Box::new(|_, _| {}))
+    }
+
+    /// Creates the store as [`Self::new`] does, with policies of retention that are kept. `removed` is told each removal
+    /// by a rule. Policies that cannot be read are logged, and none until they are read again.
+    #[must_use]
+    pub fn with_policies(
+        local: Arc<Store>,
+        services: Option<ClusterServices>,
+        suspects: Arc<dyn Suspects>,
+        keeper: Box<dyn PolicyKeeper>,
+        removed: RemovalReceiver,
+    ) -> Arc<Self> {
+        let store = Arc::new(Self {
             local,
             services: services.map(Arc::new),
             suspects,
-        })
+            retention: retention::Retention::new(keeper, removed),
+        });
+        if let Err(error) = store.refresh_policies() {
+            tracing::error!(%error, "no policies of retention for now");
+        }
+        store
     }
 
     /// Returns the store of this node's region.
@@ -213,7 +238,9 @@ impl ClusteredStore {
         wanted: &dyn Fn() -> bool,
     ) -> Result<control::Checkpoint, StoreError> {
         if let Some(session) = self.local.session(id) {
-            return self.local.seal_session(&session, images, wanted);
+            let sealed = self.local.seal_session(&session, images, wanted)?;
+            self.note_sealed(&sealed);
+            return Ok(sealed);
         }
         if let Some(parked) = self.local.parked(id)? {
             // The session ended with CLOSE; it knows its job.
@@ -258,6 +285,7 @@ impl ClusteredStore {
             let session = parked.session.clone();
             Err(SealingError::ParkedInCluster { session }.into())
         })?;
+        self.note_sealed(&adopted);
         self.acknowledged(adopted)
     }
 
@@ -275,6 +303,7 @@ impl ClusteredStore {
         progress: ProgressReceiver<'_>,
     ) -> Result<control::Checkpoint, StoreError> {
         job_name(job)?;
+        self.make_room(job, 0, no_parent)?;
         self.local.check_may_store(job, 1, 1)?;
         let _guard = self.lock_job(job, "an import")?;
         let parent = match no_parent {
@@ -295,7 +324,9 @@ impl ClusteredStore {
             },
             taken_by,
         };
-        self.local.import(import, directory, progress)
+        let imported = self.local.import(import, directory, progress)?;
+        self.note_sealed(&imported);
+        Ok(imported)
     }
 
     /// Discards a session that is not sealed, or a parked one.

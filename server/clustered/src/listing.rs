@@ -1,13 +1,13 @@
 //! Looks up, lists, removes and pins checkpoints: those of the registry in a cluster, else those of the catalog.
 
-use permafrost_protocol::control;
+use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::{CheckpointRef, JobName};
 use permafrost_store::{
     ContentDigest, HeldCheckpoint, MissingObject, ProgressReceiver, PublicationState, ReadingError,
     SealingError, StoreError, checkpoint_name, job_name,
 };
 
-use crate::{ClusteredStore, Registered};
+use crate::{ClusteredStore, Registered, Registry};
 
 impl ClusteredStore {
     /// Returns the checkpoint that `JOB` or `JOB@GEN` names.
@@ -42,14 +42,12 @@ impl ClusteredStore {
     /// Removes a checkpoint, or every one of a job. Returns how many were removed.
     ///
     /// # Errors
-    /// No such job or checkpoint, or no valid name; it is pinned and `force` is not given, then nothing is removed.
-    pub fn remove(
-        &self,
-        reference: &str,
-        all_generations: bool,
-        force: bool,
-    ) -> Result<u64, StoreError> {
-        let doomed = if all_generations {
+    /// No such job or checkpoint, or no valid name; it is pinned and `force` is not given, or the last one of its job
+    /// that can be restored and neither `last` nor all are requested: then nothing is removed.
+    pub fn remove(&self, remove: &request::Remove) -> Result<u64, StoreError> {
+        let (reference, force) = (remove.checkpoint.as_str(), remove.force);
+        let _removing = self.begin_removal();
+        let doomed = if remove.all_generations {
             self.list(Some(&job_name(reference)?))?
                 .into_iter()
                 .filter(|record| record.generation > 0)
@@ -62,6 +60,9 @@ impl ClusteredStore {
                 checkpoint: checkpoint_name(pinned),
             }
             .into());
+        }
+        if let ([one], false, false) = (&doomed[..], remove.all_generations, remove.last) {
+            self.check_not_last(one)?;
         }
         for record in &doomed {
             self.delete(record)?;
@@ -278,6 +279,15 @@ impl ClusteredStore {
 
     /// Takes a checkpoint off the cluster's list, if it is on it, and notifies the nodes that hold it.
     pub(crate) fn withdraw(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
+        self.withdraw_by(record, &|registry| registry.withdraw(record))
+    }
+
+    /// Takes a checkpoint off the cluster's list by `withdraw`, if it is on it, and notifies the nodes that hold it.
+    pub(crate) fn withdraw_by(
+        &self,
+        record: &control::Checkpoint,
+        withdraw: &dyn Fn(&dyn Registry) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         let Some(services) = &self.services else {
             return Ok(());
         };
@@ -286,7 +296,7 @@ impl ClusteredStore {
             // The checkpoint was never listed.
             return Ok(());
         }
-        services.registry.withdraw(record)?;
+        withdraw(&*services.registry)?;
         if let Some(replicate) = &services.replicate {
             let others = record.nodes.iter().filter(|node| **node != services.node);
             let others: Vec<String> = others.cloned().collect();
@@ -378,7 +388,7 @@ pub(crate) fn not_here(record: &control::Checkpoint) -> StoreError {
 
 /// Returns the listing record of a registered checkpoint. Holders whose copy is damaged come last, so that they
 /// are asked last.
-fn line(entry: Registered) -> control::Checkpoint {
+pub(crate) fn line(entry: Registered) -> control::Checkpoint {
     let damaged = entry.nodes.iter().filter(|node| entry.is_damaged_on(node));
     control::Checkpoint {
         nodes: entry.good().chain(damaged).cloned().collect(),

@@ -4,7 +4,7 @@ use std::any::Any;
 
 use permafrost_protocol::control::Checkpoint;
 
-use permafrost_store::{ContentDigest, StoreError};
+use permafrost_store::{ContentDigest, SealingError, StoreError, checkpoint_name};
 
 /// A checkpoint that the cluster lists.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +63,15 @@ impl Registered {
     }
 }
 
+/// Returns the error for a checkpoint that is not removed because what was to stay has gone.
+#[must_use]
+pub fn no_other(checkpoint: &Checkpoint) -> StoreError {
+    SealingError::NoOther {
+        checkpoint: checkpoint_name(checkpoint),
+    }
+    .into()
+}
+
 /// Lock on a job, released when dropped.
 pub type JobLock = Box<dyn Any + Send + Sync>;
 
@@ -94,6 +103,22 @@ pub trait Registry: Send + Sync {
     /// # Errors
     /// The registry is unavailable.
     fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError>;
+
+    /// Removes a checkpoint from the list, as [`Registry::withdraw`] does, while `other` is on it.
+    ///
+    /// # Errors
+    /// `other` is not on the list any more; the registry is unavailable.
+    fn withdraw_while(
+        &self,
+        checkpoint: &Checkpoint,
+        other: &Checkpoint,
+    ) -> Result<(), StoreError> {
+        let found = self.find(&other.job, other.generation)?;
+        if found.is_none_or(|found| found.checkpoint.id != other.id) {
+            return Err(no_other(checkpoint));
+        }
+        self.withdraw(checkpoint)
+    }
 
     /// Returns true if a node of the cluster has taken a checkpoint off the list. This excludes a checkpoint that
     /// was merely lost with the registry's data, or deleted by a client with write access to it. Only a withdrawn

@@ -15,6 +15,12 @@ use crate::listing::not_here;
 pub trait RemoteNodes: Holders {
     /// Returns those of `holders` that are to be asked, in this order; never this node.
     fn in_order(&self, holders: &[String]) -> Vec<String>;
+
+    /// Returns the checkpoints by id that are being read on the nodes, as far as they have said; they may have begun
+    /// others in the last seconds. `*` stands for all.
+    fn in_use(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 impl ClusteredStore {

@@ -96,6 +96,7 @@ impl Agents {
             StoreError::NotFound { .. } => ended(session, error),
             error => error.to_reply(),
         })?;
+        self.store.note_sealed(&sealed);
         replies.committed(committed(sealed));
         Ok(())
     }

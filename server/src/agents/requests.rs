@@ -57,11 +57,22 @@ impl Agents {
                 reply::Body::Detail(shown?)
             }
             request::Body::Remove(remove) => {
-                let removed =
-                    self.store
-                        .remove(&remove.checkpoint, remove.all_generations, remove.force);
-                let count = removed?;
+                let count = self.store.remove(&remove)?;
                 reply::Body::Done(control::Done { count })
+            }
+            request::Body::SetRetention(set) => {
+                reply::Body::Retention(self.store.set_retention(&set)?)
+            }
+            request::Body::ShowRetention(show) => {
+                let mut all = self.store.retention_rules(&show.namespace)?;
+                all.rules
+                    .retain(|rule| reads(peer, &format!("{}/any", rule.namespace)));
+                reply::Body::Retention(all)
+            }
+            request::Body::Prune(prune) => {
+                let mut pruned = self.store.prune(&prune)?;
+                pruned.generations.retain(|one| reads(peer, &one.job));
+                reply::Body::Pruned(pruned)
             }
             request::Body::Pin(pin) => {
                 let pinned = self.store.pin(&pin.checkpoint, pin.pinned);
@@ -141,6 +152,10 @@ impl Agents {
         let priority = self.store.local().check_priority(&open.job, open.priority);
         priority?;
         // Checked before the request waits, so that a caller without the right to dump does not wait in vain.
+        if !open.job.is_empty() {
+            let bytes = expected_bytes(&open);
+            self.store.make_room(&open.job, bytes, open.no_parent)?;
+        }
         let may_open = self.store.local().check_may_open(&open.job);
         may_open?;
         let frozen = open.job.is_empty();

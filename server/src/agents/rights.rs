@@ -16,6 +16,10 @@ pub(crate) fn authorize(peer: &Peer, access: &Access) -> Result<(), control::Err
     match access {
         Access::Dump(job) | Access::Adopt { job, .. } => check_dump(peer, job),
         Access::Delete(job) => check_delete(peer, job),
+        Access::Govern(job) => {
+            let what = format!("set the retention of namespace {}", job.namespace());
+            check_right(peer, Action::Govern(job), &what, Right::Govern)
+        }
         Access::Read(job) => check_read(peer, job),
         Access::Park => check(peer, Action::Park, "store pages"),
         Access::Pages if peer.role() == Role::Node => {

@@ -131,6 +131,10 @@ impl Backend for Local {
         .map_err(control::Error::from)?;
         let priority = self.store.local().check_priority(&open.job, open.priority);
         priority?;
+        if !open.job.is_empty() {
+            self.store
+                .make_room(&open.job, expected_bytes(&open), open.no_parent)?;
+        }
         let frozen = open.job.is_empty();
         let request = SessionRequest {
             job: open.job,
@@ -233,9 +237,7 @@ impl Backend for Local {
     }
 
     fn remove(&self, remove: &request::Remove) -> Result<u64, control::Error> {
-        self.store
-            .remove(&remove.checkpoint, remove.all_generations, remove.force)
-            .map_err(control::Error::from)
+        self.store.remove(remove).map_err(control::Error::from)
     }
 
     fn pin(&self, pin: &request::Pin) -> Result<control::Checkpoint, control::Error> {
@@ -271,6 +273,25 @@ impl Backend for Local {
     ) -> Result<control::GcReport, control::Error> {
         let report = self.store.local().gc(gc.dry_run, progress);
         report.map_err(control::Error::from)
+    }
+
+    fn set_retention(
+        &self,
+        set: &request::SetRetention,
+    ) -> Result<control::RetentionRules, control::Error> {
+        self.store.set_retention(set).map_err(control::Error::from)
+    }
+
+    fn show_retention(
+        &self,
+        show: &request::ShowRetention,
+    ) -> Result<control::RetentionRules, control::Error> {
+        let rules = self.store.retention_rules(&show.namespace);
+        rules.map_err(control::Error::from)
+    }
+
+    fn prune(&self, prune: &request::Prune) -> Result<control::Pruned, control::Error> {
+        self.store.prune(prune).map_err(control::Error::from)
     }
 
     fn export(

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use permafrost_agent::remote;
+use permafrost_audit::Audit;
 use permafrost_cluster::elsewhere::Peers;
 use permafrost_cluster::repair::{
     ClusterView, Leading, Puller, RepairProgress, Sweep, SweepTiming, Throttle, Timing, Worker,
@@ -30,6 +31,8 @@ use tokio::task::JoinHandle;
 use super::backend::InCluster;
 use super::listing::Listing;
 use super::own::facts;
+use super::policies::{self, SignedPolicies};
+use super::retaining::Decides;
 use super::{StartError, source};
 use crate::config::ClusterOptions;
 use crate::denials::DenialLists;
@@ -50,6 +53,9 @@ const INVENTORY_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Period at which this node reads its own facts again. The next renewal of the lease publishes what has changed.
 const FACTS_PERIOD: Duration = Duration::from_secs(1);
+
+/// Most checkpoints that this node names as being read.
+const MAX_IN_USE: usize = 256;
 
 /// State of this node as a member of a cluster.
 pub(super) struct Member {
@@ -86,6 +92,7 @@ pub(super) struct Joining<'a> {
     pub(super) store: &'a Arc<Store>,
     pub(super) costs: &'a Arc<Costs>,
     pub(super) scrub: ScrubOptions,
+    pub(super) audit: &'a Arc<Audit>,
 }
 
 impl Member {
@@ -99,6 +106,7 @@ impl Member {
             store,
             costs,
             scrub,
+            audit,
         } = joining;
         let runtime = Handle::current();
         let name = identity.current().name().to_owned();
@@ -161,10 +169,13 @@ impl Member {
             deadline: options.deadline,
             wanted_copies: options.copies,
         };
-        let clustered = ClusteredStore::new(
+        let keeper = SignedPolicies::new(cluster.registry(), Arc::clone(identity));
+        let clustered = ClusteredStore::with_policies(
             Arc::clone(store),
             Some(services),
             Arc::<ScrubQueue>::clone(&queue),
+            Box::new(keeper),
+            policies::recorded_by(audit),
         );
 
         let throttle = Throttle::of(store, options.repair);
@@ -331,6 +342,12 @@ impl Member {
         Arc::clone(&self.operator)
     }
 
+    /// Returns a function that returns true while this node leads the cluster's work in the background.
+    pub(super) fn decides(&self) -> Decides {
+        let leader = self.cluster.leader();
+        Box::new(move || leader.is_mine())
+    }
+
     /// Returns a function that reports the status of this node and of the registry. It queries the registry unless
     /// the registry is known to be unreachable.
     pub(super) fn status(&self) -> InCluster {
@@ -489,11 +506,17 @@ async fn tell_facts(cluster: Arc<Cluster>, store: Arc<Store>, costs: Arc<Costs>)
     loop {
         ticks.tick().await;
         let free_bytes = store.region_status().free_bytes;
+        let mut in_use = store.in_use();
+        in_use.sort();
+        if in_use.len() > MAX_IN_USE {
+            in_use = vec!["*".to_owned()];
+        }
         let failure = store.region().failure();
         let failed = failure.map_or_else(String::new, ToString::to_string);
         let report = publication.next(costs.report(), Instant::now());
         cluster.update_facts(|facts| {
             facts.free_bytes = free_bytes;
+            facts.in_use.clone_from(&in_use);
             facts.failed.clone_from(&failed);
             if let Some(report) = report {
                 let [write, read, network, queued] = report.in_brief();

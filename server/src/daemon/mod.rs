@@ -2,16 +2,18 @@
 
 mod answers;
 mod backend;
+mod cleaning;
 mod listing;
 mod member;
 mod own;
+mod policies;
+mod retaining;
 mod source;
 mod startup;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_agent::host::arguments::in_full;
@@ -31,7 +33,9 @@ use tokio::sync::oneshot;
 
 use self::answers::Answers;
 use self::backend::Local;
+use self::cleaning::Cleaning;
 use self::member::{Joining, Member};
+use self::retaining::Retaining;
 use self::startup::MeasuredStore;
 use crate::agents::Agents;
 use crate::config::Config;
@@ -62,6 +66,7 @@ pub struct Daemon {
     expiry: tokio::task::JoinHandle<()>,
     watching: tokio::task::JoinHandle<()>,
     cleaning: Cleaning,
+    retaining: Retaining,
     keeping: Keeping,
     host: Host<Local>,
     peers: Option<Endpoint>,
@@ -153,6 +158,7 @@ impl Daemon {
                     .costs(costs)
                     .scrub(&scrubber)
                     .queues(&queues)
+                    .retention(&store)
                     .audit(&audit);
                 if let Some(identity) = identity.clone() {
                     all = all.certificate(move || CertificateNumbers {
@@ -194,6 +200,8 @@ impl Daemon {
         let expiry = tokio::spawn(expire(Arc::clone(&store), config.retention));
         let watching = tokio::spawn(watch_medium(Arc::clone(local)));
         let cleaning = Cleaning::begin(local, config.clean_interval);
+        let decides = member.as_ref().map(Member::decides);
+        let retaining = Retaining::begin(&store, config.retention_interval, decides);
         let (end, ended) = oneshot::channel();
         let keeping = Keeping {
             end,
@@ -205,6 +213,7 @@ impl Daemon {
             expiry,
             watching,
             cleaning,
+            retaining,
             keeping,
             host,
             peers,
@@ -278,6 +287,7 @@ impl Daemon {
         self.expiry.abort();
         self.watching.abort();
         self.cleaning.end();
+        self.retaining.end();
         // Who waits has begun nothing.
         self.queues.stop();
         self.answers.stop().await;
@@ -329,7 +339,7 @@ async fn serve_peers(
         ..ScrubOptions::default()
     };
     let Some((listen, identity)) = config.listen_peers.zip(identity.clone()) else {
-        let (clustered, scrubber) = alone(store, scrub);
+        let (clustered, scrubber) = alone(config, store, scrub, audit);
         return Ok(Peers {
             endpoint: None,
             handler: None,
@@ -380,6 +390,7 @@ async fn serve_peers(
                 store,
                 costs,
                 scrub: scrub.clone(),
+                audit,
             };
             Some(Member::join(joining).await?)
         }
@@ -397,7 +408,7 @@ async fn serve_peers(
     }
     let (clustered, scrubber) = match &member {
         Some(member) => (member.store(), member.scrubber()),
-        None => alone(store, scrub),
+        None => alone(config, store, scrub, audit),
     };
     let mut agents = Agents::new(Arc::clone(&clustered), spool)
         .with_scrubber(Arc::clone(&scrubber))
@@ -419,10 +430,20 @@ async fn serve_peers(
 }
 
 /// Returns the checkpoints of a node without a cluster, and their scrub.
-fn alone(store: &Arc<Store>, options: ScrubOptions) -> (Arc<ClusteredStore>, Arc<Scrubber>) {
+fn alone(
+    config: &Config,
+    store: &Arc<Store>,
+    options: ScrubOptions,
+    audit: &Arc<Audit>,
+) -> (Arc<ClusteredStore>, Arc<Scrubber>) {
     let queue = Arc::<ScrubQueue>::default();
-    let suspects = Arc::<ScrubQueue>::clone(&queue);
-    let clustered = ClusteredStore::new(Arc::clone(store), None, suspects);
+    let clustered = ClusteredStore::with_policies(
+        Arc::clone(store),
+        None,
+        Arc::<ScrubQueue>::clone(&queue),
+        policies::in_file(&config.data_dir),
+        policies::recorded_by(audit),
+    );
     let scrubber = Scrubber::new(&clustered, queue, None, options);
     (clustered, scrubber)
 }
@@ -485,52 +506,6 @@ async fn expire(store: Arc<ClusteredStore>, retention: Retention) {
         });
         if expired.await.is_err() {
             tracing::error!("expiry failed");
-        }
-    }
-}
-
-/// Thread that cleans the region. Dropped, it ends within a step.
-struct Cleaning {
-    stopped: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Cleaning {
-    /// Starts the thread; without an interval, none.
-    fn begin(store: &Arc<Store>, interval: Option<Duration>) -> Self {
-        let stopped = Arc::new(AtomicBool::new(false));
-        let thread = interval.and_then(|interval| {
-            let (store, stopped) = (Arc::downgrade(store), Arc::clone(&stopped));
-            let spawned = std::thread::Builder::new()
-                .name("cleaning".to_owned())
-                .spawn(move || clean(&store, interval, &stopped));
-            spawned
-                .inspect_err(|error| tracing::error!(%error, "no thread for cleaning"))
-                .ok()
-        });
-        Self { stopped, thread }
-    }
-
-    /// Ends the thread, and waits for it.
-    fn end(mut self) {
-        self.stopped.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            if thread.join().is_err() {
-                tracing::error!("cleaning failed");
-            }
-        }
-    }
-}
-
-fn clean(store: &Weak<Store>, interval: Duration, stopped: &AtomicBool) {
-    let is_stopped = || stopped.load(Ordering::Relaxed);
-    while !is_stopped() {
-        std::thread::park_timeout(interval);
-        let Some(store) = store.upgrade() else { return };
-        if let Err(error) = store.clean_in_background(&is_stopped) {
-            let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, "region not cleaned");
         }
     }
 }

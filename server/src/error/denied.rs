@@ -38,6 +38,8 @@ pub(crate) enum Right {
     Agent,
     /// The right to delete.
     Delete,
+    /// The role operator, and the right to delete.
+    Govern,
     /// The role operator.
     Operator,
 }
@@ -56,6 +58,9 @@ impl ReportedError for DeniedError {
                 Right::Agent => "that takes a certificate of role agent (docs/security.md)",
                 Right::Delete => {
                     "that takes the right to delete (`permafrost pki issue --delete`) and the namespace, or root on a storage node"
+                }
+                Right::Govern => {
+                    "that takes a certificate of role operator with the right to delete in the namespace (`permafrost pki issue --role operator --delete --namespace`), or root on a storage node"
                 }
                 Right::Operator => {
                     "ask with a certificate of role operator (`permafrost agent --identity`), or as root on a storage node"

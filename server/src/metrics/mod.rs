@@ -18,6 +18,7 @@
 mod figures;
 mod http;
 mod namespaces;
+mod retention;
 mod tell;
 
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use permafrost_audit::Audit;
 use permafrost_cluster::repair;
 use permafrost_cluster::scrub::Scrubber;
+use permafrost_clustered::ClusteredStore;
 use permafrost_metering::costs::Costs;
 use permafrost_metering::queues::Queues;
 use permafrost_store::Store;
@@ -73,6 +75,7 @@ pub struct Metrics {
     costs: Option<Arc<Costs>>,
     certificate: Option<Ask<CertificateNumbers>>,
     audit: Option<Arc<Audit>>,
+    retention: Option<Arc<ClusteredStore>>,
 }
 
 impl Metrics {
@@ -89,6 +92,7 @@ impl Metrics {
             costs: None,
             certificate: None,
             audit: None,
+            retention: None,
         }
     }
 
@@ -144,6 +148,13 @@ impl Metrics {
     #[must_use]
     pub fn audit(mut self, audit: &Arc<Audit>) -> Self {
         self.audit = Some(Arc::clone(audit));
+        self
+    }
+
+    /// Adds the metrics of retention.
+    #[must_use]
+    pub fn retention(mut self, store: &Arc<ClusteredStore>) -> Self {
+        self.retention = Some(Arc::clone(store));
         self
     }
 

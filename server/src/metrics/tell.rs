@@ -94,6 +94,9 @@ impl Collector for Metrics {
         if let Some(queues) = &self.queues {
             told.queues(queues)?;
         }
+        if let Some(store) = &self.retention {
+            told.retention(store)?;
+        }
         if let Some(audit) = &self.audit {
             told.counter(
                 "audit_lines_lost",
@@ -123,6 +126,27 @@ impl Told<'_> {
             .0
             .encode_descriptor(&name, help, None, MetricType::Gauge)?;
         metric.encode_gauge(&Whole(value))
+    }
+
+    /// Exports one counter for each value of a label.
+    pub(super) fn counters_by(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &'static str,
+        values: &BTreeMap<String, u64>,
+    ) -> fmt::Result {
+        let name = format!("permafrost_{name}");
+        let mut metric = self
+            .0
+            .encode_descriptor(&name, help, None, MetricType::Counter)?;
+        for (value, count) in values {
+            let labels = [(label, value.as_str())];
+            metric
+                .encode_family(&labels)?
+                .encode_counter::<NoLabelSet, u64, u64>(count, None)?;
+        }
+        Ok(())
     }
 
     /// Exports one gauge for each value of a label.

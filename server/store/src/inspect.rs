@@ -59,6 +59,26 @@ impl Store {
         record
     }
 
+    /// Returns the manifest of this store's copy of a checkpoint.
+    ///
+    /// # Errors
+    /// There is no copy here, or its manifest is damaged.
+    pub fn manifest(&self, id: &str) -> Result<Manifest, StoreError> {
+        manifest_of(&self.checkpoint(id)?)
+    }
+
+    /// Returns true if a checkpoint is being read from this store, or was a moment ago.
+    #[must_use]
+    pub fn is_in_use(&self, id: &str) -> bool {
+        self.reads.has(id)
+    }
+
+    /// Returns the ids of the checkpoints that are being read from this store, or were a moment ago.
+    #[must_use]
+    pub fn in_use(&self) -> Vec<String> {
+        self.reads.all()
+    }
+
     /// Checks that this store's copy of a listed checkpoint, as far as it can be read, is of the job and generation
     /// that are listed.
     ///

@@ -19,6 +19,7 @@ mod export;
 mod fetch;
 mod images;
 mod import;
+mod in_use;
 mod inspect;
 mod jobs;
 mod kin;
@@ -165,6 +166,8 @@ pub struct Store {
     provisional_since: Mutex<HashMap<String, Instant>>,
     index: Mutex<Index>,
     retention: Retention,
+    /// Checkpoints that are being read.
+    reads: Arc<in_use::Reads>,
     /// Number of copies of dumps that are being received.
     copies_coming: copy::Coming,
     cleaning: clean::CleaningState,
@@ -212,6 +215,7 @@ impl Store {
             provisional_since: Mutex::default(),
             index: Mutex::default(),
             retention,
+            reads: Arc::default(),
             copies_coming: copy::Coming::default(),
             quarantine: quarantine::Quarantine::default(),
             cleaning: clean::CleaningState::default(),

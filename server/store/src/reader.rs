@@ -14,6 +14,7 @@ use permafrost_protocol::manifest::{AddressSpace, Image, Manifest, SpaceType};
 use super::dump::map_root;
 use super::{Store, StoreError, manifest_of};
 use crate::ReadingError;
+use crate::in_use::ReadGuard;
 
 /// A checkpoint that is being read. Its segments are kept until this is dropped.
 pub struct LocalCheckpoint {
@@ -24,6 +25,8 @@ pub struct LocalCheckpoint {
     /// Manifest of the checkpoint.
     pub(super) manifest: Manifest,
     checkpoint: Arc<StoredCheckpoint>,
+    /// Retention leaves the checkpoint alone meanwhile.
+    _read: ReadGuard,
 }
 
 /// Reason why an image could not be passed on: damage, or an error of the receiver.
@@ -63,6 +66,7 @@ impl Store {
         let manifest = manifest_of(&checkpoint)?;
         check_listed_as(&record, &manifest)?;
         Ok(LocalCheckpoint {
+            _read: self.reads.begin(&record.id),
             name: checkpoint_name(&record),
             record,
             manifest,

@@ -48,7 +48,16 @@ fn what_is_listed_as_another_jobs_is_neither_read_nor_changed() {
                 .unwrap_err(),
         );
         refused(node.store.pin("team-a/mine@7", true).unwrap_err());
-        refused(node.store.remove("team-a/mine@7", false, true).unwrap_err());
+        refused(
+            node.store
+                .remove(&permafrost_protocol::control::request::Remove {
+                    checkpoint: "team-a/mine@7".to_owned(),
+                    force: true,
+                    last: true,
+                    ..Default::default()
+                })
+                .unwrap_err(),
+        );
         assert!(
             node.store.local().damage(&victim.id).is_none(),
             "it is not damaged"

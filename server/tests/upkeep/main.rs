@@ -7,6 +7,7 @@ mod medium;
 mod metrics;
 mod options;
 mod probes;
+mod retention;
 mod scale;
 mod scrub;
 mod sessions;

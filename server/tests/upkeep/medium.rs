@@ -137,7 +137,16 @@ fn a_checkpoint_without_a_root_is_listed_as_damaged_and_removed_like_any_other()
     assert!(site.store.check_restorable("kept@1").is_ok());
     // Its job goes on, under the next number.
     assert_eq!(site.dump("lost", 50..60).generation, 2);
-    assert_eq!(site.store.remove("lost@1", false, false).unwrap(), 1);
+    assert_eq!(
+        site.store
+            .remove(&permafrost_protocol::control::request::Remove {
+                checkpoint: "lost@1".to_owned(),
+                last: true,
+                ..Default::default()
+            })
+            .unwrap(),
+        1
+    );
     assert!(site.store.local().set_asides().is_empty());
     assert_eq!(site.store.local().region_status().unreadable, 0);
     let site = reopened(site);

@@ -161,7 +161,7 @@ fn events_tell_of_a_dump_from_its_open_to_its_seal_and_removal() {
     let known = ask(socket(&daemon), "GET", "/v1/checkpoints?job=train", "", b"");
     assert_eq!(known.body["checkpoints"][0]["checkpoint"], "train@1");
 
-    daemon.run(&["rm", "train@1"]).unwrap();
+    daemon.run(&["rm", "train@1", "--last"]).unwrap();
     let removed = events.next("the removal", |event| event["event"] == "removed");
     assert_eq!(removed["checkpoint"], "train@1");
     assert_no_panic(&daemon);

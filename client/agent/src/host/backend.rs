@@ -193,6 +193,30 @@ pub trait Backend: Send + Sync + 'static {
         progress: ProgressReceiver<'_>,
     ) -> Result<control::GcReport, control::Error>;
 
+    /// Sets or removes a rule of retention. Returns the rules of its namespace afterwards.
+    ///
+    /// # Errors
+    /// The rule makes no sense, or is not there; the rules cannot be read or written.
+    fn set_retention(
+        &self,
+        set: &request::SetRetention,
+    ) -> Result<control::RetentionRules, control::Error>;
+
+    /// Lists the rules of retention.
+    ///
+    /// # Errors
+    /// The rules cannot be read.
+    fn show_retention(
+        &self,
+        show: &request::ShowRetention,
+    ) -> Result<control::RetentionRules, control::Error>;
+
+    /// Removes what the rules of retention do not keep, or says what that is.
+    ///
+    /// # Errors
+    /// The rules, or the checkpoints, cannot be read; there is no such job.
+    fn prune(&self, prune: &request::Prune) -> Result<control::Pruned, control::Error>;
+
     /// Writes a checkpoint into a directory as CRIU images, when the request is admitted; at once if only the
     /// small images are wanted.
     ///

@@ -156,6 +156,13 @@ impl<B: Backend> Handler<'_, B> {
             request::Body::Gc(gc) => {
                 reply::Body::GcReport(backend.gc(&gc, &mut progress(self.stream))?)
             }
+            request::Body::SetRetention(set) => {
+                reply::Body::Retention(backend.set_retention(&set)?)
+            }
+            request::Body::ShowRetention(show) => {
+                reply::Body::Retention(backend.show_retention(&show)?)
+            }
+            request::Body::Prune(prune) => reply::Body::Pruned(backend.prune(&prune)?),
             request::Body::Export(export) => reply::Body::Exported(backend.export(
                 &export,
                 descriptor()?,

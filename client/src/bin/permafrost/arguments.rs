@@ -34,6 +34,14 @@ pub(crate) fn job_name(name: &str) -> Result<String, JobNameError> {
     name.parse::<JobName>().map(String::from)
 }
 
+/// Parses a namespace: a job's name without a slash.
+pub(crate) fn namespace(name: &str) -> Result<String, String> {
+    if name.contains('/') {
+        return Err("a namespace has no slash".to_owned());
+    }
+    job_name(name).map_err(|error| error.to_string())
+}
+
 /// Parses a checkpoint's name.
 pub(crate) fn checkpoint_name(name: &str) -> Result<String, CheckpointRefError> {
     name.parse::<CheckpointRef>().map(|name| name.to_string())

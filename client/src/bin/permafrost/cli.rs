@@ -90,6 +90,12 @@ pub(crate) enum Command {
     /// Free the space that removed checkpoints have left between others.
     #[command(after_help = crate::gc::GC_EXAMPLES)]
     Gc(crate::gc::GcArguments),
+    /// Say what is kept: rules of retention, of namespaces and of jobs.
+    #[command(after_help = crate::retention::RETENTION_EXAMPLES)]
+    Retention(Box<crate::retention::RetentionArguments>),
+    /// Remove what the rules of retention do not keep, or say what that is.
+    #[command(after_help = crate::prune::PRUNE_EXAMPLES)]
+    Prune(crate::prune::PruneArguments),
     /// Look at a region that no daemon has open (`check`), or save what can be read of it (`salvage`).
     ///
     /// Runs `permafrostd region`, the one beside this program or on PATH: regions are the daemon's.
@@ -161,6 +167,9 @@ mod tests {
                 &["dump", "--pid", "7", "--job", name],
                 &["open", "--job", name],
                 &["adopt", "--job", name, "-D", "dir"],
+                &["prune", "--job", name],
+                &["prune", "--namespace", &format!("{name}/")],
+                &["retention", "show", "--namespace", &format!("{name}/")],
             ] {
                 let line = ["permafrost"].iter().chain(arguments);
                 let refused = Cli::try_parse_from(line).unwrap_err();

@@ -18,9 +18,11 @@ mod node;
 mod nodes;
 mod pki;
 mod plan;
+mod prune;
 mod region;
 mod reserve;
 mod restore;
+mod retention;
 mod scrub;
 mod slurm;
 mod status;
@@ -69,6 +71,8 @@ fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
         Command::Verify(arguments) => transfer::verify(context, &arguments),
         Command::Scrub(arguments) => scrub::scrub(context, &arguments),
         Command::Gc(arguments) => gc::gc(context, &arguments),
+        Command::Prune(arguments) => prune::prune(context, &arguments),
+        Command::Retention(arguments) => retention::retention(context, &arguments),
         Command::Rm(arguments) => manage::rm(context, &arguments),
         Command::Pin(arguments) => manage::pin(context, &arguments.checkpoint, !arguments.unpin),
         Command::Unpin(arguments) => manage::pin(context, &arguments.checkpoint, false),

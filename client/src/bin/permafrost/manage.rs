@@ -44,6 +44,9 @@ pub(crate) struct RmArguments {
     /// Every generation of the job.
     #[arg(long)]
     pub(crate) all: bool,
+    /// Also if the job has no other generation that can be restored.
+    #[arg(long, conflicts_with = "all")]
+    pub(crate) last: bool,
     /// Pinned ones too.
     #[arg(long, short)]
     pub(crate) force: bool,
@@ -128,6 +131,7 @@ pub(crate) fn rm(context: &Context, arguments: &RmArguments) -> Result<(), Failu
         checkpoint: name.clone(),
         all_generations: arguments.all,
         force: arguments.force,
+        last: arguments.last,
     })?;
     context.print(&done, |done| {
         format!(

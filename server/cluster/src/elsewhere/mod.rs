@@ -93,4 +93,9 @@ impl RemoteNodes for Peers {
     fn in_order(&self, holders: &[String]) -> Vec<String> {
         nearest_first(&(self.view)(), &self.node, &self.domain, holders)
     }
+
+    fn in_use(&self) -> Vec<String> {
+        let nodes = (self.view)().nodes.into_iter();
+        nodes.flat_map(|node| node.facts.in_use).collect()
+    }
 }

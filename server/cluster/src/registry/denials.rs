@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use etcd_client::{Compare, CompareOp, KeyValue, Txn, TxnOp};
+use etcd_client::KeyValue;
 use permafrost_identity::MAX_DENIALS;
 use permafrost_store::StoreError;
 
@@ -43,11 +43,7 @@ impl Inner {
         change: impl Fn(&mut BTreeSet<String>),
     ) -> Result<i64, StoreError> {
         let key = self.keys.denied();
-        let own = self.own().await?;
-        loop {
-            let found = self.get(key.clone(), None).await?;
-            let present = found.kvs().first();
-            let revision = present.map_or(0, KeyValue::mod_revision);
+        let changed = |present: Option<&KeyValue>| {
             let mut list = match present {
                 None => DenialList {
                     v: VERSION,
@@ -57,30 +53,11 @@ impl Inner {
             };
             let before = list.entries.clone();
             change(&mut list.entries);
-            if list.entries == before {
-                return Ok(revision);
-            }
-            if list.entries.len() > MAX_DENIALS {
+            if list.entries != before && list.entries.len() > MAX_DENIALS {
                 return Err(RegistryError::TooManyDenials { limit: MAX_DENIALS }.into());
             }
-            let put = Txn::new()
-                .when([
-                    self.still(own),
-                    Compare::mod_revision(key.clone(), CompareOp::Equal, revision),
-                ])
-                .and_then([
-                    TxnOp::put(key.clone(), list.encode(), None),
-                    TxnOp::get(key.clone(), None),
-                ])
-                .or_else([self.get_own()]);
-            let outcome = self.transaction(put).await?;
-            if outcome.succeeded {
-                let written = outcome.found.first().and_then(|found| found.first());
-                return Ok(written.map_or(revision, KeyValue::mod_revision));
-            }
-            if !self.is_registered(&outcome, own) {
-                return Err(self.fenced());
-            }
-        }
+            Ok((list.entries != before).then(|| list.encode()))
+        };
+        self.revise(key.clone(), changed).await
     }
 }

@@ -1,6 +1,6 @@
 //! Operator's part of the registry: identity of its data, leader, and membership status of nodes.
 
-use etcd_client::{Compare, CompareOp, KeyValue, Txn, TxnOp};
+use etcd_client::KeyValue;
 use permafrost_clustered::Registered;
 use permafrost_store::StoreError;
 
@@ -81,30 +81,16 @@ impl EtcdRegistry {
         let node = node.to_owned();
         self.wait(|inner| async move {
             let key = inner.keys.member(&node);
-            let own = inner.own().await?;
-            loop {
-                let found = inner.get(key.clone(), None).await?;
-                let Some(kv) = found.kvs().first() else {
-                    return Err(NodesError::NoNode { node }.into());
+            let changed = |present: Option<&KeyValue>| {
+                let Some(kv) = present else {
+                    return Err(NodesError::NoNode { node: node.clone() }.into());
                 };
                 let mut member =
                     Member::decode(kv.value()).map_err(|error| damaged(&key, error))?;
                 member.state = state;
-                let put = Txn::new()
-                    .when([
-                        inner.still(own),
-                        Compare::mod_revision(key.clone(), CompareOp::Equal, kv.mod_revision()),
-                    ])
-                    .and_then([TxnOp::put(key.clone(), member.encode(), None)])
-                    .or_else([inner.get_own()]);
-                let outcome = inner.transaction(put).await?;
-                if outcome.succeeded {
-                    break;
-                }
-                if !inner.is_registered(&outcome, own) {
-                    return Err(inner.fenced());
-                }
-            }
+                Ok(Some(member.encode()))
+            };
+            inner.revise(key.clone(), changed).await?;
             if state == MemberState::Removed {
                 // After the member, whose revision a registration compares, so that the node cannot register in
                 // between.

@@ -4,7 +4,7 @@
 //! second time, so that a mistake in the table of rights does not go unnoticed.
 
 use permafrost_identity::{Peer, Role};
-use permafrost_protocol::control::{ErrorCode, reply, request as local};
+use permafrost_protocol::control::{ErrorCode, RetentionRule, reply, request as local};
 use permafrost_protocol::manifest::CheckpointRef;
 use permafrost_protocol::wire::message::request as wire;
 
@@ -65,6 +65,12 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
         checkpoint: text(),
         all_generations,
         force,
+        last: true,
+    };
+    let prune = |namespace: &str, job: String, dry_run| local::Prune {
+        namespace: namespace.to_owned(),
+        job,
+        dry_run,
     };
     let mut requests = every!(local:
         Open => [local::Open { job: text(), seal_follows: true, ..Default::default() }],
@@ -86,6 +92,22 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
         Deny => [local::Deny { entries: vec![text()], take_back: false }, local::Deny::default()],
         Scrub => [local::Scrub { checkpoint: text() }],
         Gc => [local::Gc { dry_run: true }, local::Gc { dry_run: false }],
+        SetRetention => [
+            local::SetRetention {
+                rule: Some(RetentionRule { namespace: text(), keep_last: Some(1), ..Default::default() }),
+                remove: false,
+            },
+            local::SetRetention {
+                rule: Some(RetentionRule { namespace: text(), ..Default::default() }),
+                remove: true,
+            },
+        ],
+        ShowRetention => [local::ShowRetention { namespace: text() }],
+        Prune => [
+            prune("", text(), false),
+            prune("", text(), true),
+            prune(&text(), String::new(), false),
+        ],
         Reserve => [local::Reserve { node: text(), direction: "write".to_owned(), ..Default::default() }],
         CancelReservation => [local::CancelReservation { token: text(), node: String::new() }],
         Took => [local::Took { checkpoint: text(), ..Default::default() }],
@@ -148,6 +170,7 @@ enum Needs {
     Dump,
     Read,
     Delete,
+    Govern,
     Operate,
     Nothing,
 }
@@ -160,6 +183,11 @@ fn needs(body: &local::Body) -> Needs {
             Needs::Read
         }
         Body::Remove(_) => Needs::Delete,
+        Body::SetRetention(_) => Needs::Govern,
+        Body::ShowRetention(_) => Needs::Read,
+        Body::Prune(prune) if prune.dry_run => Needs::Read,
+        Body::Prune(prune) if prune.job.is_empty() && prune.namespace.is_empty() => Needs::Operate,
+        Body::Prune(_) => Needs::Delete,
         Body::Deny(deny) if deny.entries.is_empty() => Needs::Nothing,
         Body::SetNode(_) | Body::Rebuild(_) | Body::Deny(_) | Body::Scrub(_) | Body::Gc(_) => {
             Needs::Operate
@@ -233,6 +261,7 @@ impl Asker {
             Needs::Dump => self.dumps(namespace),
             Needs::Read => self.reads(namespace),
             Needs::Delete => self.deletes(namespace),
+            Needs::Govern => self.peer.role() == Role::Operator && self.deletes(namespace),
             Needs::Operate => self.peer.role() == Role::Operator,
             Needs::Nothing => true,
         }
@@ -324,6 +353,15 @@ impl Kept {
     }
 }
 
+/// Returns true if a request names a namespace, and no job.
+fn names_namespace(body: &local::Body) -> bool {
+    match body {
+        local::Body::SetRetention(_) | local::Body::ShowRetention(_) => true,
+        local::Body::Prune(prune) => prune.job.is_empty(),
+        _ => false,
+    }
+}
+
 fn namespace_of(name: &str) -> Option<String> {
     let named: CheckpointRef = name.parse().ok()?;
     Some(named.job.namespace().to_owned())
@@ -362,12 +400,22 @@ fn no_control_request_reaches_into_another_namespace() {
                 if !named {
                     continue;
                 }
-                match (name.as_str(), namespace_of(&name)) {
+                let namespace = if names_namespace(&body) {
+                    let is_one = namespace_of(&name).is_some() && !name.contains(['/', '@']);
+                    is_one.then(|| name.clone())
+                } else {
+                    namespace_of(&name)
+                };
+                match (name.as_str(), namespace) {
                     // All that one may read, and a dump of which nobody knows the job.
                     ("", _)
                         if matches!(
                             body,
-                            local::Body::List(_) | local::Body::Verify(_) | local::Body::Open(_)
+                            local::Body::List(_)
+                                | local::Body::Verify(_)
+                                | local::Body::Open(_)
+                                | local::Body::ShowRetention(_)
+                                | local::Body::Prune(_)
                         ) => {}
                     (_, None) => assert_eq!(code, Some(ErrorCode::Invalid), "{what}: {answer:?}"),
                     (_, Some(namespace)) if !asker.may(&needs, &namespace) => {
@@ -425,12 +473,22 @@ fn an_empty_job_is_never_everything() {
                 checkpoint: String::new(),
                 all_generations: true,
                 force,
+                last: true,
             });
             let refused = kept.site.ask(&agent, remove).unwrap_err();
             assert_eq!(refused.code(), ErrorCode::Invalid, "{refused:?}");
         }
     }
     // Nor in the store.
-    assert!(kept.site.store.remove("", true, true).is_err());
+    assert!(
+        kept.site
+            .store
+            .remove(&local::Remove {
+                all_generations: true,
+                force: true,
+                ..Default::default()
+            })
+            .is_err()
+    );
     assert_eq!(kept.site.stored(), kept.whole);
 }

@@ -26,7 +26,13 @@ fn a_namespace_stores_no_more_checkpoints_than_it_may() {
     for _ in 0..3 {
         site.dump("team-b/x");
     }
-    site.store.remove("team-a/x", true, false).unwrap();
+    site.store
+        .remove(&permafrost_protocol::control::request::Remove {
+            checkpoint: "team-a/x".to_owned(),
+            all_generations: true,
+            ..Default::default()
+        })
+        .unwrap();
     site.dump("team-a/z");
 }
 

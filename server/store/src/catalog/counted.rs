@@ -6,13 +6,14 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::manifest::namespace_of;
+use permafrost_retention::{Charged, charge};
 
-use super::{Catalog, CatalogError, RegionPosition};
+use super::{Around, Catalog, CatalogError, RegionPosition};
 
 /// Checkpoints of a namespace on this node, parked ones included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// Bytes that the checkpoints take, each beyond what it shares with its parent.
+    /// Bytes that the checkpoints take: shared pages count once (see [`charge`]).
     pub bytes: u64,
     /// Number of checkpoints.
     pub checkpoints: u64,
@@ -49,8 +50,13 @@ impl Counted {
     /// Creates the catalog and counts the stored records. Cost: one pass over the index.
     pub(crate) fn new(inner: Box<dyn Catalog>) -> Result<Self, CatalogError> {
         let mut stored = HashMap::new();
+        // By job and generation: each counts behind the one before.
+        let mut around = Around::default();
         for record in inner.list(None)? {
-            add(&mut stored, &record);
+            let is_of_job = |older: &Checkpoint| record.generation > 0 && older.job == record.job;
+            around.older = around.older.filter(is_of_job);
+            add(&mut stored, &record, &around);
+            around.older = Some(record);
         }
         Ok(Self {
             inner,
@@ -73,21 +79,69 @@ impl Counted {
     }
 }
 
+impl Counted {
+    /// Changes the record in the place of `record` by `change`, and the sums with it: what it counts, and what the
+    /// newer one of its job counts, as that takes over its pages.
+    fn change(
+        &self,
+        record: &Checkpoint,
+        now: Option<&Checkpoint>,
+        change: impl FnOnce() -> Result<(), CatalogError>,
+    ) -> Result<(), CatalogError> {
+        let before = self.in_place_of(record)?;
+        let around = match record.generation {
+            0 => Around::default(),
+            generation => self.inner.around(&record.job, generation)?,
+        };
+        change()?;
+        let mut stored = self.sums.sums();
+        if let Some(before) = &before {
+            subtract(&mut stored, before, &around);
+        }
+        if let Some(now) = now {
+            add(&mut stored, now, &around);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the bytes that a record counts, and what the next newer one counts more or less because of it: with the
+/// record and without.
+fn counts(record: &Checkpoint, around: &Around) -> (u64, u64, u64) {
+    let number = |one: &Checkpoint| one.generation;
+    let older = around.older.as_ref().map(number);
+    let own = match record.generation {
+        0 => record.added_bytes,
+        _ => charge(&Charged::from(record), older),
+    };
+    let newer = |before| {
+        around
+            .newer
+            .as_ref()
+            .map_or(0, |newer| charge(&Charged::from(newer), before))
+    };
+    (own, newer(Some(record.generation)), newer(older))
+}
+
 /// Adds a record to the sums. Parked pages without a job are in no namespace.
-fn add(stored: &mut HashMap<String, Stored>, record: &Checkpoint) {
+fn add(stored: &mut HashMap<String, Stored>, record: &Checkpoint, around: &Around) {
     if let Ok(namespace) = namespace_of(&record.job) {
+        let (own, with, without) = counts(record, around);
         let sum = stored.entry(namespace.to_owned()).or_default();
-        sum.bytes = sum.bytes.saturating_add(record.added_bytes);
+        let bytes = sum.bytes.saturating_sub(without);
+        sum.bytes = bytes.saturating_add(own).saturating_add(with);
         sum.checkpoints += 1;
     }
 }
 
-fn subtract(stored: &mut HashMap<String, Stored>, record: &Checkpoint) {
+fn subtract(stored: &mut HashMap<String, Stored>, record: &Checkpoint, around: &Around) {
     let Ok(namespace) = namespace_of(&record.job) else {
         return;
     };
     if let Some(sum) = stored.get_mut(namespace) {
-        sum.bytes = sum.bytes.saturating_sub(record.added_bytes);
+        let (own, with, without) = counts(record, around);
+        let bytes = sum.bytes.saturating_sub(own).saturating_sub(with);
+        sum.bytes = bytes.saturating_add(without);
         sum.checkpoints = sum.checkpoints.saturating_sub(1);
         if sum.checkpoints == 0 {
             stored.remove(namespace);
@@ -97,23 +151,15 @@ fn subtract(stored: &mut HashMap<String, Stored>, record: &Checkpoint) {
 
 impl Catalog for Counted {
     fn put(&self, checkpoint: &Checkpoint) -> Result<(), CatalogError> {
-        let before = self.in_place_of(checkpoint)?;
-        self.inner.put(checkpoint)?;
-        let mut stored = self.sums.sums();
-        if let Some(before) = before {
-            subtract(&mut stored, &before);
-        }
-        add(&mut stored, checkpoint);
-        Ok(())
+        self.change(checkpoint, Some(checkpoint), || self.inner.put(checkpoint))
     }
 
     fn remove(&self, checkpoint: &Checkpoint) -> Result<(), CatalogError> {
-        let before = self.in_place_of(checkpoint)?;
-        self.inner.remove(checkpoint)?;
-        if let Some(before) = before {
-            subtract(&mut self.sums.sums(), &before);
-        }
-        Ok(())
+        self.change(checkpoint, None, || self.inner.remove(checkpoint))
+    }
+
+    fn around(&self, job: &str, generation: u64) -> Result<Around, CatalogError> {
+        self.inner.around(job, generation)
     }
 
     fn find(&self, job: &str, generation: u64) -> Result<Option<Checkpoint>, CatalogError> {
@@ -166,6 +212,39 @@ mod tests {
 
     fn stored(bytes: u64, checkpoints: u64) -> Stored {
         Stored { bytes, checkpoints }
+    }
+
+    #[test]
+    fn pages_of_removed_parents_still_count() {
+        let delta = |generation: u64| Checkpoint {
+            parent_generation: generation - 1,
+            parent_bytes: if generation == 1 { 0 } else { 90 },
+            ..record("a/x", generation, if generation == 1 { 90 } else { 2 })
+        };
+        let order = |generations: &[u64]| {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("catalog");
+            let (sled, _) = SledCatalog::open_or_replace(&path).unwrap();
+            let counted = Counted::new(Box::new(sled)).unwrap();
+            for generation in 1..=4 {
+                counted.put(&delta(generation)).unwrap();
+            }
+            assert_eq!(counted.sums().stored("a"), stored(96, 4));
+            for &generation in generations {
+                counted.remove(&delta(generation)).unwrap();
+            }
+            let sums = counted.sums().stored("a");
+            // Counted anew from the records it is the same.
+            let again = Counted::new(counted.inner).unwrap();
+            assert_eq!(again.sums().stored("a"), sums);
+            sums
+        };
+        assert_eq!(order(&[1]), stored(96, 3));
+        assert_eq!(order(&[1, 2, 3]), stored(92, 1));
+        assert_eq!(order(&[3, 2, 1]), stored(92, 1));
+        assert_eq!(order(&[2]), stored(96, 3));
+        assert_eq!(order(&[4, 1, 2]), stored(92, 1));
+        assert_eq!(order(&[4, 1, 2, 3]), stored(0, 0));
     }
 
     #[test]

@@ -44,6 +44,12 @@ pub trait Catalog: Send + Sync {
     /// The index cannot be read.
     fn head(&self, job: &str) -> Result<Option<Checkpoint>, CatalogError>;
 
+    /// Returns a job's next older and next newer checkpoints around a generation, which need not be there.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    fn around(&self, job: &str, generation: u64) -> Result<Around, CatalogError>;
+
     /// Returns the parked checkpoint of that session.
     ///
     /// # Errors
@@ -81,6 +87,15 @@ pub trait Catalog: Send + Sync {
     /// # Errors
     /// The index cannot be written.
     fn flush(&self) -> Result<(), CatalogError>;
+}
+
+/// Checkpoints of a job around a generation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Around {
+    /// Next older one.
+    pub older: Option<Checkpoint>,
+    /// Next newer one.
+    pub newer: Option<Checkpoint>,
 }
 
 /// Progress of a region.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use permafrost_pmem::Region;
 use permafrost_protocol::control::Checkpoint;
 
-use super::{Catalog, CatalogError, RegionPosition};
+use super::{Around, Catalog, CatalogError, RegionPosition};
 
 /// Records the region's position after each change, so that the next start finds a region that is older than
 /// its catalog.
@@ -53,6 +53,10 @@ impl Catalog for Positioned {
 
     fn head(&self, job: &str) -> Result<Option<Checkpoint>, CatalogError> {
         self.inner.head(job)
+    }
+
+    fn around(&self, job: &str, generation: u64) -> Result<Around, CatalogError> {
+        self.inner.around(job, generation)
     }
 
     fn parked(&self, session: &str) -> Result<Option<Checkpoint>, CatalogError> {

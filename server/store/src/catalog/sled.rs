@@ -5,6 +5,7 @@
 //! Values are protobuf [`Checkpoint`]s.
 
 use std::fs::File;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
 use permafrost_protocol::control::Checkpoint;
@@ -13,12 +14,12 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use sled::{Db, IVec, Tree};
 
-use super::{Catalog, CatalogError, RegionPosition};
+use super::{Around, Catalog, CatalogError, RegionPosition};
 
 /// sled's page cache, bytes. Its default of 1 GiB is out of all proportion to an index of this size.
 const CACHE_BYTES: u64 = 4 << 20;
 
-/// How [`SledCatalog::open_or_replace`] obtained the catalog.
+/// Origin of the catalog that [`SledCatalog::open_or_replace`] returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opened {
     /// The catalog existed.
@@ -179,6 +180,21 @@ impl Catalog for SledCatalog {
         last.map(|(key, value)| decode(&key, &value)).transpose()
     }
 
+    fn around(&self, job: &str, generation: u64) -> Result<Around, CatalogError> {
+        let at = job_key(job, generation);
+        let older = self.jobs.range(job_prefix(job)..at.clone()).next_back();
+        let after = (Bound::Excluded(at), Bound::Included(job_key(job, u64::MAX)));
+        let newer = self.jobs.range::<Vec<u8>, _>(after).next();
+        let decoded = |found: Option<sled::Result<(IVec, IVec)>>| {
+            let found = found.transpose()?;
+            found.map(|(key, value)| decode(&key, &value)).transpose()
+        };
+        Ok(Around {
+            older: decoded(older)?,
+            newer: decoded(newer)?,
+        })
+    }
+
     fn parked(&self, session: &str) -> Result<Option<Checkpoint>, CatalogError> {
         self.parked
             .get(session)?
@@ -288,6 +304,20 @@ mod tests {
         catalog.put(&sealed("ab", 900)).unwrap();
         assert_eq!(catalog.head("a").unwrap().unwrap().generation, 300);
         assert_eq!(catalog.list(Some("a")).unwrap().len(), 5);
+        for (generation, older, newer) in [
+            (1, 0, 2),
+            (3, 2, 255),
+            (256, 255, 300),
+            (300, 256, 0),
+            (u64::MAX, 300, 0),
+        ] {
+            let around = catalog.around("a", generation).unwrap();
+            let number = |one: &Option<Checkpoint>| one.as_ref().map_or(0, |one| one.generation);
+            assert_eq!(
+                (number(&around.older), number(&around.newer)),
+                (older, newer)
+            );
+        }
         catalog.remove(&sealed("a", 300)).unwrap();
         assert_eq!(catalog.head("a").unwrap().unwrap().generation, 256);
         assert_eq!(catalog.next_generation("a").unwrap(), 301);

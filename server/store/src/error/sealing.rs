@@ -31,6 +31,12 @@ pub enum SealingError {
     ParkedInCluster { session: String },
     #[error("{checkpoint} is pinned")]
     Pinned { checkpoint: String },
+    #[error("{checkpoint} is not removed: no other generation of its job can be restored")]
+    LastOne { checkpoint: String },
+    #[error("{checkpoint} is being read")]
+    InUse { checkpoint: String },
+    #[error("{checkpoint} is not removed: no other generation of its job was found whole")]
+    NoOther { checkpoint: String },
     #[error("checkpoint {id} is listed as held by {node}")]
     Listed { id: String, node: String },
     #[error("checkpoint {id} is published and is not rolled back")]
@@ -47,6 +53,9 @@ impl ReportedError for SealingError {
             | Self::Ambiguous { .. }
             | Self::ParkedInCluster { .. }
             | Self::Pinned { .. }
+            | Self::LastOne { .. }
+            | Self::NoOther { .. }
+            | Self::InUse { .. }
             | Self::Listed { .. }
             | Self::Published { .. } => ErrorCode::Conflict,
         }
@@ -66,6 +75,11 @@ impl ReportedError for SealingError {
                 "dump with `permafrost dump`, which seals on all copies"
             }
             Self::Pinned { .. } => "unpin it first, or use --force",
+            Self::LastOne { .. } => {
+                "pass --last to remove it all the same, or --all to remove the job"
+            }
+            Self::InUse { .. } => "wait until it was read",
+            Self::NoOther { .. } => "`permafrost verify` reads what there is",
             Self::Published { .. } => "remove it with `permafrost rm`",
             Self::NameTaken { .. } | Self::Listed { .. } => "",
         }

@@ -23,6 +23,20 @@ pub enum QuotaError {
         /// Current use of the namespace.
         used: u64,
     },
+    /// A limit of a policy of retention leaves no room.
+    #[error("{scope} may have {limit} {what}, and has {used}{after}", after = if *removes_oldest { " that must not be removed" } else { "" })]
+    Retention {
+        /// The namespace or the job.
+        scope: String,
+        /// `bytes` or `checkpoints`.
+        what: &'static str,
+        /// Limit of the policy.
+        limit: u64,
+        /// Current use of it.
+        used: u64,
+        /// True if the policy removes the oldest: the rest must not go.
+        removes_oldest: bool,
+    },
     /// The requested priority is too high.
     #[error("namespace {namespace} may have priorities up to {limit}, not {priority}")]
     Priority {
@@ -39,6 +53,7 @@ impl ReportedError for QuotaError {
     fn code(&self) -> ErrorCode {
         match self {
             Self::Parked { .. }
+            | Self::Retention { .. }
             | Self::Exceeded {
                 what: "bytes" | "checkpoints",
                 ..
@@ -57,7 +72,10 @@ impl ReportedError for QuotaError {
                 what: "bytes" | "checkpoints",
                 ..
             } => {
-                "remove checkpoints of the namespace (`permafrost rm`), or have its quota raised (permafrostd --quotas)"
+                "remove checkpoints of the namespace (`permafrost rm`), or have its quota raised (permafrostd --quotas, `permafrost retention set`)"
+            }
+            Self::Retention { .. } => {
+                "remove or unpin checkpoints (`permafrost rm`, `permafrost unpin`), or have the limit raised (`permafrost retention set`); `permafrost prune --dry-run` says why each one stays"
             }
             Self::Exceeded { .. } => {
                 "wait until some of them have ended, or have the quota raised (permafrostd --quotas)"

@@ -10,6 +10,8 @@ mod error;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use parking_lot::RwLock;
+
 use permafrost_agent::host::arguments::parse_size;
 use permafrost_identity::{ALL_NAMESPACES, Namespaces};
 
@@ -22,7 +24,7 @@ const MAX_PRIORITY: u64 = 11;
 /// Limits of a namespace; `None` for an unlimited quantity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
-    /// Bytes that its checkpoints may take in this node's region, each beyond its parent.
+    /// Bytes that its checkpoints may take in this node's region; shared pages count once.
     pub bytes: Option<u64>,
     /// Checkpoints on this node, parked ones included.
     pub checkpoints: Option<u64>,
@@ -150,9 +152,13 @@ static QUOTAS: FileKind<Table> = FileKind {
     unusable: Unusable::Keep,
 };
 
-/// Quotas of a node, as its file currently sets them.
+/// Quotas of a node: those of its file, and those of the policies of retention. The lower one counts.
 #[derive(Debug, Default)]
-pub struct Quotas(Option<PrivateFile<Table>>);
+pub struct Quotas {
+    file: Option<PrivateFile<Table>>,
+    /// Limits of bytes and checkpoints that policies of retention refuse dumps by.
+    policies: RwLock<BTreeMap<String, Quota>>,
+}
 
 impl Quotas {
     /// Reads the file at `path`, which is read again when it changes. While it is missing or accessible to others,
@@ -161,32 +167,49 @@ impl Quotas {
     /// # Errors
     /// See [`PrivateFileError`].
     pub fn load(path: &Path) -> Result<Self, PrivateFileError> {
-        PrivateFile::load(&QUOTAS, path, LOOK_EVERY).map(|file| Self(Some(file)))
+        PrivateFile::load(&QUOTAS, path, LOOK_EVERY).map(|file| Self {
+            file: Some(file),
+            ..Self::default()
+        })
     }
 
-    /// Returns true if there is a file.
+    /// Sets the limits of namespaces that come from policies of retention.
+    pub fn set_policies(&self, limits: BTreeMap<String, Quota>) {
+        *self.policies.write() = limits;
+    }
+
+    /// Returns true if there is a file, or a policy limits a namespace.
     #[must_use]
     pub fn are_set(&self) -> bool {
-        self.0.is_some()
+        self.file.is_some() || !self.policies.read().is_empty()
     }
 
     /// Returns the limits of a namespace.
     #[must_use]
     pub fn of(&self, namespace: &str) -> Quota {
-        self.0
-            .as_ref()
-            .map_or_else(Quota::default, |file| file.contents().of(namespace))
+        let file = self.file.as_ref();
+        let mut quota = file.map_or_else(Quota::default, |file| file.contents().of(namespace));
+        if let Some(policy) = self.policies.read().get(namespace) {
+            let lower = |own: Option<u64>, other: Option<u64>| match (own, other) {
+                (Some(own), Some(other)) => Some(own.min(other)),
+                (own, other) => own.or(other),
+            };
+            quota.bytes = lower(quota.bytes, policy.bytes);
+            quota.checkpoints = lower(quota.checkpoints, policy.checkpoints);
+        }
+        quota
     }
 
-    /// Returns the namespaces that have a line of their own.
+    /// Returns the namespaces that have a line of their own, or a policy that limits them.
     #[must_use]
     pub fn namespaces(&self) -> Vec<String> {
-        let Some(file) = &self.0 else {
-            return Vec::new();
-        };
-        let table = file.contents();
-        let named = table.0.keys().filter(|name| *name != ALL_NAMESPACES);
-        named.cloned().collect()
+        let mut all: Vec<String> = self.policies.read().keys().cloned().collect();
+        if let Some(file) = &self.file {
+            let table = file.contents();
+            let named = table.0.keys().filter(|name| *name != ALL_NAMESPACES);
+            all.extend(named.cloned());
+        }
+        all
     }
 }
 
@@ -262,6 +285,29 @@ mod tests {
         assert_eq!(table.of("team-b").bytes, Some(1 << 30));
         assert_eq!(parse("").unwrap().of("team-b"), Quota::default());
         assert_eq!(Quotas::default().of("team-a"), Quota::default());
+    }
+
+    #[test]
+    fn the_lower_limit_of_file_and_policy_counts() {
+        let quotas = Quotas::default();
+        assert!(!quotas.are_set());
+        let policy = |bytes| Quota {
+            bytes: Some(bytes),
+            ..Quota::default()
+        };
+        quotas.set_policies([("a".to_owned(), policy(7))].into());
+        assert!(quotas.are_set());
+        assert_eq!(
+            (quotas.of("a"), quotas.of("b")),
+            (policy(7), Quota::default())
+        );
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "* bytes=5 sessions=1\na bytes=9\n").unwrap();
+        let quotas = Quotas::load(file.path()).unwrap();
+        quotas.set_policies([("a".to_owned(), policy(7)), ("b".to_owned(), policy(7))].into());
+        assert_eq!(quotas.of("a").bytes, Some(7));
+        assert_eq!(quotas.of("b").bytes, Some(5));
+        assert_eq!(quotas.of("a").sessions, Some(1));
     }
 
     #[test]

@@ -320,6 +320,7 @@ impl<'a> Supervisor<'a> {
             checkpoint: checkpoint.to_owned(),
             all_generations,
             force: false,
+            last: false,
         };
         let failure: Failure = match self
             .context
