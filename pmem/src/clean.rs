@@ -36,8 +36,8 @@ use crate::region::Region;
 use crate::space::{Space, StoredPages, packed_checksum};
 use crate::table::{Position, packed_header_bytes};
 use crate::{PAGE_BYTES, PAGE_SIZE};
-use permafrost_medium::Flushed;
 use permafrost_medium::convert::{to_u64, to_usize};
+use permafrost_medium::{Flushed, MAX_MEDIA, Medium};
 
 /// Largest share of a slot, in quarters, that its live pages and their headers may fill for the slot to be cleaned: what
 /// fuller ones would give is not worth the writes.
@@ -47,7 +47,7 @@ const SPARSE_QUARTERS: u64 = 3;
 /// so it should not be kept for long.
 pub struct Survey {
     live: HashMap<SegmentNo, StoredPages>,
-    /// Sparse slots with the segments in them, the sparsest one last.
+    /// Sparse slots with the segments in them: by medium, and of each the sparsest one last.
     sparse: Vec<SparseSlot>,
     used_bytes: u64,
     live_bytes: u64,
@@ -57,6 +57,8 @@ pub struct Survey {
 
 /// A slot that is worth cleaning.
 struct SparseSlot {
+    /// Medium that the slot is on.
+    medium: usize,
     segments: Vec<SegmentNo>,
     size: PackedSize,
 }
@@ -205,11 +207,11 @@ impl Region {
         let mut cleaned = Cleaned::default();
         while cleaned.written_bytes < max_bytes {
             self.journal().check()?;
-            let Some(batch) = survey.next_batch(space) else {
+            let Some((medium, batch)) = survey.next_batch(space) else {
                 cleaned.done = true;
                 break;
             };
-            let done = self.move_batch(survey, &batch)?;
+            let done = self.move_batch(survey, medium, &batch)?;
             cleaned.slots += done.slots;
             cleaned.written_bytes += done.written_bytes;
             cleaned.damaged_segments += done.damaged_segments;
@@ -217,10 +219,18 @@ impl Region {
         Ok(cleaned)
     }
 
-    /// Packs the segments of sparse slots into a free one.
-    fn move_batch(&self, survey: &Survey, batch: &[SparseSlot]) -> Result<Cleaned, CleanError> {
+    /// Packs the segments of sparse slots of a medium into a free one: there, or on another one if it has none.
+    fn move_batch(
+        &self,
+        survey: &Survey,
+        medium: usize,
+        batch: &[SparseSlot],
+    ) -> Result<Cleaned, CleanError> {
         let space = self.space();
-        let target = SlotHold::take(space).ok_or(CleanError::Full)?;
+        let others = space.allocator().order().to_vec();
+        let target = SlotHold::take_on(space, medium);
+        let target = target.or_else(|| SlotHold::take_spare(space, &others));
+        let target = target.ok_or(CleanError::Full)?;
         let (mut cleaned, mut moves, mut flushed) =
             (Cleaned::default(), Vec::new(), Flushed::new());
         let _moving = space.lock_moves();
@@ -230,7 +240,7 @@ impl Region {
         let size = batch
             .iter()
             .fold(PackedSize::default(), |size, slot| size.plus(slot.size));
-        let slot_at = space.geometry.slot_at(target.slot);
+        let slot_at = space.table.slots().at(target.slot);
         let (mut header_at, mut pages_at) = (slot_at, slot_at + size.header_pages() * PAGE_BYTES);
         for slot in batch {
             let mut whole = true;
@@ -265,26 +275,34 @@ impl Region {
             .flush(slot_at, size.header_pages() * PAGE_BYTES, &mut flushed)?;
         space.fence(&mut flushed)?;
 
-        // 2. Point the table to them, one copy after the other. A crash leaves each segment in the one or the other
-        //    place, and both places hold its pages until step 3.
-        let left: Vec<_> = moves
-            .iter()
-            .filter_map(|&(segment, to)| {
-                Some((segment, Arc::new(space.move_segment(segment, to)?)))
-            })
-            .collect();
-        if let Err(error) = write_entries(space, &moves, &mut flushed) {
-            space.fail("move segments", &error);
-            // The entries on the medium may name the one or the other place: neither is reused before the next open.
-            left.into_iter()
-                .for_each(|(_, hold)| std::mem::forget(hold));
-            return Err(error.into());
-        }
-
-        // 3. Give the places back that the segments have left, once nobody reads there.
-        space.readers.keep(&left);
+        move_durably(space, &moves, &mut flushed)?;
         Ok(cleaned)
     }
+}
+
+/// Steps 2 and 3 of a move; the pages are durable in both places.
+pub(crate) fn move_durably(
+    space: &Arc<Space>,
+    moves: &[(SegmentNo, Position)],
+    flushed: &mut Flushed,
+) -> Result<(), CleanError> {
+    // 2. Point the table to them, one copy after the other. A crash leaves each segment in the one or the other
+    //    place, and both places hold its pages until step 3.
+    let left: Vec<_> = moves
+        .iter()
+        .filter_map(|&(segment, to)| Some((segment, Arc::new(space.move_segment(segment, to)?))))
+        .collect();
+    if let Err(error) = write_entries(space, moves, flushed) {
+        space.fail("move segments", &error);
+        // The entries on the medium may name the one or the other place: neither is reused before the next open.
+        left.into_iter()
+            .for_each(|(_, hold)| std::mem::forget(hold));
+        return Err(error.into());
+    }
+
+    // 3. Give the places back that the segments have left, once nobody reads there.
+    space.readers.keep(&left);
+    Ok(())
 }
 
 impl Survey {
@@ -293,10 +311,11 @@ impl Survey {
         let mut slots: HashMap<SlotNo, SparseSlot> = HashMap::new();
         for (&segment, live) in &self.live {
             self.live_bytes += u64::from(live.count()) * PAGE_BYTES;
-            let Some(slot) = space.table.slot(&space.geometry, segment) else {
+            let Some(slot) = space.table.slot(segment) else {
                 continue;
             };
             let slot = slots.entry(slot).or_insert(SparseSlot {
+                medium: slot.medium(),
                 segments: Vec::new(),
                 size: PackedSize::default(),
             });
@@ -304,11 +323,13 @@ impl Survey {
             slot.size = slot.size.plus(PackedSize::of(live));
         }
         let allocator = space.allocator();
-        let used = space.geometry.slots - allocator.free();
+        let used = (0..MAX_MEDIA).map(|medium| allocator.count(medium).used());
+        let used: u32 = used.sum();
         self.used_bytes = u64::from(used) * u64::from(space.geometry.segment_bytes);
         let sparse = slots.into_iter().filter(|(slot, sparse)| {
-            // One that something else occupies would not become free.
-            sparse.size.is_sparse(&space.geometry)
+            // One that something else occupies would not become free. One that is drained is emptied anyhow.
+            allocator.order().contains(&slot.medium())
+                && sparse.size.is_sparse(&space.geometry)
                 && to_usize(u64::from(allocator.occupants(*slot))) == sparse.segments.len()
         });
         self.sparse = sparse.map(|(_, sparse)| sparse).collect();
@@ -318,22 +339,31 @@ impl Survey {
         }
         self.sparse.sort_unstable_by_key(|slot| {
             (
+                slot.medium,
                 Reverse(slot.size.all_pages()),
                 Reverse(slot.segments.first().copied()),
             )
         });
     }
 
-    /// Takes the sparsest slots whose segments fit together into one; `None` if that frees no slot.
-    fn next_batch(&mut self, space: &Space) -> Option<Vec<SparseSlot>> {
+    /// Takes the sparsest slots of a medium whose segments fit together into one; `None` if that frees no slot of any.
+    fn next_batch(&mut self, space: &Space) -> Option<(usize, Vec<SparseSlot>)> {
         let pages = u64::from(space.geometry.segment_pages());
-        let mut size = PackedSize::default();
-        let fitting = self.sparse.iter().rev().take_while(|slot| {
-            size = size.plus(slot.size);
-            size.all_pages() <= pages
-        });
-        let count = fitting.count();
-        (count > 1).then(|| self.sparse.split_off(self.sparse.len() - count))
+        loop {
+            let medium = self.sparse.last()?.medium;
+            let mut size = PackedSize::default();
+            let fitting = self.sparse.iter().rev().take_while(|slot| {
+                size = size.plus(slot.size);
+                slot.medium == medium && size.all_pages() <= pages
+            });
+            let count = fitting.count();
+            if count > 1 {
+                let batch = self.sparse.split_off(self.sparse.len() - count);
+                return Some((medium, batch));
+            }
+            // The others of this medium are no sparser.
+            self.sparse.retain(|slot| slot.medium != medium);
+        }
     }
 }
 
@@ -414,10 +444,9 @@ fn write_entries(
 ) -> io::Result<()> {
     for copy in [0, 1] {
         for &(segment, _) in moves {
-            let medium = &*space.medium;
             space
                 .table
-                .write_copy(medium, &space.geometry, segment, copy, flushed)?;
+                .write_copy(&space.medium, segment, copy, flushed)?;
         }
         space.fence(flushed)?;
     }

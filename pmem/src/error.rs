@@ -6,6 +6,10 @@ use crate::damage::RegionFailure;
 use crate::ids::{CheckpointId, PageNo, SegmentNo};
 use permafrost_medium::LostPage;
 
+mod media;
+
+pub use media::{GrowError, MediaError};
+
 /// Cleaning stopped. Checkpoints are as they were.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -131,6 +135,11 @@ pub enum OpenError {
     /// Blank, or a format that was cut short: no checkpoint was ever in it. Format it.
     #[error("no region here: the medium is blank or its first format did not finish")]
     NotARegion,
+    /// The file is a medium beside another region's first.
+    #[error(
+        "this is a further medium of a region: name the region's first file; `permafrost region ls` lists the others"
+    )]
+    Member,
     /// Neither superblock is usable; if both are blank, there is something of a region behind them.
     #[error("both superblocks are damaged (first: {first}; second: {second})")]
     BothSuperblocksCorrupt {

@@ -1,9 +1,10 @@
 //! Offsets and sizes of a region's parts.
 
 use crate::PAGE_BYTES;
-use crate::error::{FormatError, NotInSegments, SegmentPlace};
-use crate::ids::{PageNo, SegmentNo, SlotNo};
+use crate::error::{FormatError, GrowError, NotInSegments, SegmentPlace};
+use crate::ids::{PageNo, SegmentNo};
 use crate::layout::{RECORD_BYTES, Superblock, TABLE_ENTRY_BYTES};
+use permafrost_medium::MEDIUM_SPAN;
 use permafrost_medium::convert::to_u64;
 
 /// Bytes of the two superblocks, a page each.
@@ -22,13 +23,15 @@ const LEAST_RECORDS: u32 = 64;
 /// checkpoint needs a segment number but not a slot.
 const SEGMENTS_PER_SLOT: u64 = 32;
 /// Most segment numbers of a region; more slots than these there cannot be either.
-const MAX_SEGMENTS: u32 = 1 << 24;
+pub(crate) const MAX_SEGMENTS: u32 = 1 << 24;
 /// Highest byte offset that slot 0 can have.
 pub(crate) const LAST_SEGMENTS_AT: u64 = (SUPERBLOCKS_BYTES
     + 4 * MAX_JOURNAL_RECORDS as u64 * RECORD_BYTES as u64
     + 2 * MAX_SEGMENTS as u64 * TABLE_ENTRY_BYTES as u64)
     .next_multiple_of(MAX_SEGMENT_BYTES as u64);
-/// Slots from which on one is kept free of dumps, for cleaning. Smaller regions are cleaned while a slot is free.
+/// Least segment numbers for each slot with which media are added.
+const LEAST_SEGMENTS_PER_SLOT: u64 = 2;
+/// Slots from which on one is kept free of dumps, for cleaning. Smaller media are cleaned while a slot is free.
 const SLOTS_WITH_RESERVE: u32 = 64;
 
 /// Sizes and offsets of a region's parts, consistent by construction.
@@ -113,8 +116,7 @@ impl Geometry {
             && geometry.slots > 0
             && (geometry.slots..=MAX_SEGMENTS).contains(&geometry.segments)
             && geometry.journal_at == SUPERBLOCKS_BYTES
-            && geometry.table_at == SUPERBLOCKS_BYTES + 4 * half_bytes(geometry.journal_records)
-            && geometry.segments_at >= geometry.table_at + 2 * table_bytes(geometry.segments)
+            && geometry.has_table()
             && geometry.segments_at.is_multiple_of(segment_bytes)
             && geometry
                 .segments_at
@@ -126,6 +128,80 @@ impl Geometry {
     /// Bytes of both copies of both journal halves.
     pub(crate) fn journal_bytes(&self) -> u64 {
         4 * self.half_bytes()
+    }
+
+    /// Returns true if the table is in front of the slots or behind them.
+    fn has_table(&self) -> bool {
+        let journal_end = SUPERBLOCKS_BYTES + self.journal_bytes();
+        let in_front = self.table_at == journal_end
+            && self.segments_at >= self.table_at + 2 * table_bytes(self.segments);
+        let behind = self.segments_at >= journal_end
+            && self.table_at >= self.capacity_bytes
+            && self.table_at < MEDIUM_SPAN
+            && self.table_at.is_multiple_of(PAGE_BYTES);
+        in_front || behind
+    }
+
+    /// Returns the geometry of the region on a medium of `medium_bytes`, which has grown; `other_slots` are those of other
+    /// media.
+    ///
+    /// The new segment table is behind the slots, and overlaps no part of the region as it is: so the old one counts until
+    /// a superblock names the new one. It is as large as a table for all slots should be. The next growth puts slots in
+    /// its place.
+    pub(crate) fn grown(&self, medium_bytes: u64, other_slots: u32) -> Result<Self, GrowError> {
+        let slot_bytes = u64::from(self.segment_bytes);
+        let needed =
+            |slots: u32| segments_for(slots.saturating_add(other_slots)).max(self.segments);
+        // With one slot more, behind which the table has room.
+        let least_slots = self.end_bytes().saturating_sub(self.segments_at);
+        let least_slots = least_slots
+            .div_ceil(slot_bytes)
+            .max(u64::from(self.slots) + 1);
+        let least_slots = u32::try_from(least_slots).map_err(|_| GrowError::TooLarge)?;
+        let end_with = |slots: u32| {
+            self.segments_at + u64::from(slots) * slot_bytes + 2 * table_bytes(needed(slots))
+        };
+        if end_with(least_slots) > medium_bytes {
+            return Err(GrowError::TooSmall {
+                asked_bytes: medium_bytes,
+                least_bytes: end_with(least_slots),
+            });
+        }
+        // The table is as large as it would be if it had slots, too.
+        let room = medium_bytes - self.segments_at;
+        let most = u32::try_from(room / slot_bytes).unwrap_or(u32::MAX);
+        let slots = room.saturating_sub(2 * table_bytes(needed(most))) / slot_bytes;
+        let slots = u32::try_from(slots).unwrap_or(u32::MAX).max(least_slots);
+        let total = slots.checked_add(other_slots);
+        if total.is_none_or(|total| total > MAX_SEGMENTS) || medium_bytes > MEDIUM_SPAN {
+            return Err(GrowError::TooLarge);
+        }
+        let segments = needed(slots);
+        let capacity_bytes = self.segments_at + u64::from(slots) * slot_bytes;
+        Ok(Self {
+            capacity_bytes,
+            slots,
+            segments,
+            table_at: capacity_bytes,
+            ..*self
+        })
+    }
+
+    /// Returns the least bytes of the first medium with which there are enough segment numbers for `slots` slots on all
+    /// media; `None` if there are enough now.
+    pub(crate) fn least_bytes_for(&self, slots: u64) -> Option<u64> {
+        if slots * LEAST_SEGMENTS_PER_SLOT <= u64::from(self.segments) {
+            return None;
+        }
+        let segments = segments_for(u32::try_from(slots).unwrap_or(u32::MAX));
+        let more = (2 * table_bytes(segments)).next_multiple_of(u64::from(self.segment_bytes));
+        Some(self.end_bytes() + more + u64::from(self.segment_bytes))
+    }
+
+    /// Bytes of the medium that the region needs.
+    pub(crate) fn end_bytes(&self) -> u64 {
+        let table_end = self.table_at + 2 * self.table_bytes();
+        self.capacity_bytes.max(table_end)
     }
 
     /// Bytes of a copy of a journal half.
@@ -143,23 +219,6 @@ impl Geometry {
         table_bytes(self.segments)
     }
 
-    /// Number of free slots that dumps leave to cleaning.
-    pub(crate) fn reserved_slots(&self) -> u32 {
-        u32::from(self.slots >= SLOTS_WITH_RESERVE)
-    }
-
-    /// Returns the byte offset of a slot.
-    pub(crate) fn slot_at(&self, slot: SlotNo) -> u64 {
-        self.segments_at + u64::from(slot.0) * u64::from(self.segment_bytes)
-    }
-
-    /// Returns the slot that a byte offset lies in.
-    pub(crate) fn slot_of(&self, at: u64) -> Option<SlotNo> {
-        let slot = at.checked_sub(self.segments_at)? / u64::from(self.segment_bytes);
-        let slot = u32::try_from(slot).ok()?;
-        (slot < self.slots).then_some(SlotNo(slot))
-    }
-
     /// Returns the page number of a page of a segment.
     pub(crate) fn page_no(&self, segment: SegmentNo, page: u32) -> PageNo {
         let before = u64::from(segment.0) * u64::from(self.segment_pages());
@@ -173,7 +232,8 @@ impl Geometry {
         let per_segment = u64::from(self.segment_pages());
         let segment = u32::try_from(page / per_segment).map_err(|_| NotInSegments)?;
         let page = u32::try_from(page % per_segment).map_err(|_| NotInSegments)?;
-        let fits = segment < self.segments
+        // Whether the table has so many is for those to tell who look there.
+        let fits = segment < MAX_SEGMENTS
             && page > 0
             && pages > 0
             && u64::from(page) + u64::from(pages) <= per_segment;
@@ -186,6 +246,11 @@ impl Geometry {
             Err(NotInSegments)
         }
     }
+}
+
+/// Number of free slots, of so many on a medium, that dumps leave to cleaning.
+pub(crate) fn reserved_slots(slots: u32) -> u32 {
+    u32::from(slots >= SLOTS_WITH_RESERVE)
 }
 
 /// Returns the size of the smallest region: with one segment. The default number of records is the minimum of
@@ -272,6 +337,24 @@ mod tests {
     }
 
     #[test]
+    fn growth_overlaps_nothing_that_counts() {
+        let mut g = Geometry::plan(1 << 20, 64 << 10, Some(64)).unwrap();
+        for medium_bytes in [2_u64 << 20, (2 << 20) + (200 << 10), 64 << 20, 1 << 30] {
+            let grown = g.grown(medium_bytes, 3).unwrap();
+            assert!(grown.slots > g.slots && grown.segments >= grown.slots);
+            assert!(grown.table_at >= g.end_bytes() && grown.table_at >= grown.capacity_bytes);
+            assert!(grown.end_bytes() <= medium_bytes && grown.has_table());
+            let Err(GrowError::TooSmall { least_bytes, .. }) = grown.grown(medium_bytes, 3) else {
+                panic!("{medium_bytes} bytes are no growth");
+            };
+            assert!(grown.grown(least_bytes, 3).is_ok());
+            assert!(grown.grown(least_bytes - 1, 3).is_err());
+            g = grown;
+        }
+        assert!(matches!(g.grown(1 << 50, 0), Err(GrowError::TooLarge)));
+    }
+
+    #[test]
     fn pages_are_placed_in_segments_only() {
         let g = Geometry::plan(1 << 20, 64 << 10, Some(64)).unwrap();
         let first = g.page_no(SegmentNo(2), 1);
@@ -287,7 +370,7 @@ mod tests {
         assert!(g.place(PageNo(1), 1).is_err(), "a superblock");
         assert!(g.place(PageNo(u64::MAX), 1).is_err());
         assert!(
-            g.place(g.page_no(SegmentNo(g.segments), 1), 1).is_err(),
+            g.place(g.page_no(SegmentNo(MAX_SEGMENTS), 1), 1).is_err(),
             "past the end"
         );
     }

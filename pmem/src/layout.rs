@@ -60,8 +60,79 @@ pub struct Superblock {
     pub unsafe_shutdowns: U64,
     /// Byte offset of the segment table's first copy; the second follows at once.
     pub table_at: U64,
+    /// Name of the tier of the region's first medium, filled up with zeros.
+    pub tier: [u8; TIER_BYTES],
+    /// CRC32 of the list of members behind this structure.
+    pub members_crc32: U32,
     /// Reserved field, always zero.
-    pub reserved: [u8; 28],
+    pub reserved: [u8; 8],
+    /// CRC32 of the bytes before.
+    pub crc32: U32,
+}
+
+/// Bytes of the name of a tier, at least one of them zero.
+pub const TIER_BYTES: usize = 16;
+/// Entries of the list of members, which fills the rest of a superblock's page.
+pub const LISTED_MEMBERS: usize = 15;
+/// Most bytes of a member's path.
+pub const MEMBER_PATH: usize = 216;
+
+/// State of a listed member: dumps are written to it.
+pub const MEMBER_ACTIVE: u8 = 1;
+/// State of a listed member: segments are moved away from it.
+pub const MEMBER_DRAINING: u8 = 2;
+
+/// Entry of the list of members: a medium beside the region's first. All zero if there is none with its number, which is
+/// one more than its place in the list.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct MemberEntry {
+    /// Names the medium.
+    pub uuid: [u8; 16],
+    /// Bytes of the medium that the region uses.
+    pub capacity_bytes: U64,
+    /// Name of its tier, filled up with zeros.
+    pub tier: [u8; TIER_BYTES],
+    /// [`MEMBER_ACTIVE`] or [`MEMBER_DRAINING`].
+    pub state: u8,
+    /// Reserved field, always zero.
+    pub reserved: [u8; 5],
+    /// Bytes of the path.
+    pub path_bytes: U16,
+    /// Path at which the medium was last found, for information only.
+    pub path: [u8; MEMBER_PATH],
+}
+
+/// First bytes of a member's header.
+pub const MEMBER_MAGIC: [u8; 8] = *b"PFMEMBER";
+/// State in a member's header: it belongs to the region.
+pub const HEADER_MEMBER: u32 = 1;
+/// State in a member's header: it was removed from the region, and nothing of the region is in it.
+pub const HEADER_REMOVED: u32 = 2;
+
+/// Header of a member, at its pages 0 and 1. The list in the superblocks is what counts; the header says that this is the
+/// medium that the list means.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct MemberHeader {
+    /// Magic number: [`MEMBER_MAGIC`].
+    pub magic: [u8; 8],
+    /// Version of the format: [`FORMAT_VERSION`].
+    pub version: U32,
+    /// [`HEADER_MEMBER`] or [`HEADER_REMOVED`].
+    pub state: U32,
+    /// Names the medium.
+    pub uuid: [u8; 16],
+    /// The region that it belongs to.
+    pub region: [u8; 16],
+    /// Bytes that the region uses, at most these.
+    pub capacity_bytes: U64,
+    /// Bytes of a segment, as in the superblock. The first slot is at this offset.
+    pub segment_bytes: U32,
+    /// Number of the medium in the region.
+    pub number: U32,
+    /// Reserved field, always zero.
+    pub reserved: [u8; 60],
     /// CRC32 of the bytes before.
     pub crc32: U32,
 }
@@ -281,6 +352,11 @@ pub const INNER_ENTRIES: usize = 169;
 
 const _: () = {
     assert!(size_of::<Superblock>() == 128);
+    assert!(size_of::<MemberHeader>() == 128);
+    assert!(
+        size_of::<Superblock>() + LISTED_MEMBERS * size_of::<MemberEntry>() <= PAGE_SIZE,
+        "a superblock and the list of members are one page"
+    );
     assert!(size_of::<RecordCopy>() == 64);
     assert!(RECORD_BYTES == size_of::<RecordCopy>());
     assert!(PAGE_SIZE.is_multiple_of(RECORD_BYTES));

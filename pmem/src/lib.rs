@@ -28,6 +28,7 @@ mod alloc;
 mod checkpoint;
 mod clean;
 mod damage;
+mod drain;
 mod error;
 mod geometry;
 pub mod heap;
@@ -35,6 +36,8 @@ mod ids;
 mod journal;
 pub mod layout;
 mod map;
+mod media;
+mod members;
 mod readers;
 mod recover;
 mod region;
@@ -42,6 +45,7 @@ mod root;
 mod seal;
 mod segment;
 mod shadow;
+mod slots;
 mod space;
 mod superblock;
 mod table;
@@ -49,13 +53,19 @@ mod table;
 pub use checkpoint::{ATTR_PINNED, ATTR_PROVISIONAL, ATTR_PUBLISHED, CopyId, StoredCheckpoint};
 pub use clean::{Cleaned, Survey};
 pub use damage::{JournalDamage, RegionFailure, UnreadableCheckpoint};
+pub use drain::Drained;
 pub use error::{
-    BlobError, CleanError, CloseError, FormatError, HealError, JournalError, JournalFault,
-    MapFault, OpenError, PageError, SealError, ShadowError, SuperblockFault,
+    BlobError, CleanError, CloseError, FormatError, GrowError, HealError, JournalError,
+    JournalFault, MapFault, MediaError, OpenError, PageError, SealError, ShadowError,
+    SuperblockFault,
 };
 pub use ids::{CheckpointId, PageNo, ParseIdError, RegionUuid, SegmentNo};
 pub use map::{
     Kept, MapCursor, MapRoot, MapStats, MapWriter, PageMap, Piece, RunKind, Runs, StoredRun,
+};
+pub use media::RegionMedium;
+pub use members::{
+    FindMember, FoundMember, MediumState, NoTierName, RegionMember, TierName, member_uuid,
 };
 pub use permafrost_medium::{
     Emulation, Flushed, Guarantee, LostPage, Medium, MediumError, MediumKind, NoDevice,

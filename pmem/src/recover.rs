@@ -12,13 +12,16 @@ use crate::damage::{JournalDamage, UnreadableCheckpoint};
 use crate::error::{JournalError, OpenError};
 use crate::ids::{CheckpointId, RegionUuid, SegmentNo};
 use crate::journal::{self, Journal, Live, Repair, Replayed};
+use crate::media;
+use crate::members::{self, FindMember, Joined};
 use crate::readers::Readers;
 use crate::root;
+use crate::slots::Slots;
 use crate::space::Space;
 use crate::superblock::{self, Chosen, SuperblockState};
 use crate::table::{Repairs, SegmentTable};
 use permafrost_medium::convert::to_u64;
-use permafrost_medium::{Flushed, Medium};
+use permafrost_medium::{Flushed, Medium, MediumSet};
 
 /// Options for opening a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,6 +123,7 @@ pub(crate) struct Recovered {
     pub(crate) journal: Journal,
     pub(crate) journal_damage: Option<JournalDamage>,
     pub(crate) superblock: SuperblockState,
+    pub(crate) joined: Joined,
     pub(crate) checkpoints: HashMap<CheckpointId, Arc<Sealed>>,
     pub(crate) damaged: HashMap<CheckpointId, UnreadableCheckpoint>,
     pub(crate) unlisted: HashSet<CheckpointId>,
@@ -132,20 +136,30 @@ pub(crate) struct Recovered {
 pub(crate) fn recover(
     medium: Arc<dyn Medium>,
     options: RecoverOptions,
+    find: &mut FindMember<'_>,
 ) -> Result<Recovered, OpenError> {
-    // 1. Superblocks, journal and segment table.
+    // 1. Superblocks, journal, the other media, and the segment table. The slots of a medium that is not there are
+    //    counted, too: what is in them is not free.
     let (chosen, mut replayed) = read_journal(&*medium)?;
     let found = chosen.state;
-    let (table, repairs) = SegmentTable::load(&*medium, &found.geometry, found.uuid)?;
+    let medium = MediumSet::new(medium);
+    let joined = members::join(&medium, &found.members, found.uuid, find);
+    let geometry = found.geometry;
+    let mut allocator = Allocator::new(geometry.segments);
+    let slots = Slots::new(geometry.segment_bytes, geometry.segments_at, geometry.slots);
+    allocator.extend_medium(0, geometry.slots);
+    for member in found.members.iter() {
+        let count = member.slots(geometry.segment_bytes);
+        slots.set_count(member.number, count);
+        allocator.extend_medium(member.number, count);
+    }
+    let (table, repairs) = SegmentTable::load(&medium, &geometry, slots, found.uuid)?;
     let space = Arc::new(Space {
         medium,
         geometry: found.geometry,
         uuid: found.uuid,
         table,
-        allocator: Mutex::new(Allocator::new(
-            found.geometry.segments,
-            found.geometry.slots,
-        )),
+        allocator: Mutex::new(allocator),
         readers: Readers::default(),
         moving: Mutex::default(),
         failure: OnceLock::new(),
@@ -153,7 +167,7 @@ pub(crate) fn recover(
 
     // 2. Roots: the segments of each checkpoint. Segments of shadows that a crash or a shutdown cut short are in no
     //    root and therefore free, with nothing to undo.
-    let mut roots = Roots::load(&space, replayed.journal.live())?;
+    let mut roots = Roots::load(&space, replayed.journal.live(), !joined.problems.is_empty())?;
     let unlisted = if options.unlisted && options.read_only && replayed.damage.is_some() {
         roots.find_unlisted(&space)
     } else {
@@ -166,7 +180,7 @@ pub(crate) fn recover(
 
     // 3. Write what opening changes. A medium that cannot take that can still be read.
     let unsafe_shutdowns = found.unsafe_shutdowns.saturating_add(u64::from(found.open));
-    let mut superblock = found;
+    let mut superblock = found.clone();
     let written = if options.read_only {
         Err(io::Error::other("it was opened for reading only"))
     } else if let Some(damage) = replayed.damage.as_ref().filter(|_| !options.accept_loss) {
@@ -177,7 +191,7 @@ pub(crate) fn recover(
             "the journal is damaged ({records} records cannot be read; first: {first})"
         )))
     } else {
-        mark_open(&space, &mut replayed, &repairs, found, unsafe_shutdowns).map(|state| {
+        mark_open(&space, &mut replayed, &repairs, &found, unsafe_shutdowns).map(|state| {
             superblock = state;
             space.allocator().is_complete = true;
         })
@@ -185,7 +199,10 @@ pub(crate) fn recover(
     if let Err(error) = written {
         space.fail("open the region for writing", &error);
         replayed.journal.fail();
+    } else {
+        repair_headers(&space, &found, &joined);
     }
+    media::set_order(&superblock, &space);
 
     let report = RecoveryReport {
         clean: !found.open,
@@ -203,6 +220,7 @@ pub(crate) fn recover(
         journal: replayed.journal,
         journal_damage: replayed.damage,
         superblock,
+        joined,
         checkpoints: roots.checkpoints,
         damaged: roots.damaged,
         unlisted,
@@ -214,8 +232,8 @@ pub(crate) fn recover(
 fn read_journal(medium: &dyn Medium) -> Result<(Chosen, Replayed), OpenError> {
     // 1. Superblocks; a crash while one was written leaves the other.
     let chosen = superblock::load(medium)?;
-    let found = chosen.state;
-    let (expected, capacity) = (found.geometry.capacity_bytes, medium.capacity_bytes());
+    let found = &chosen.state;
+    let (expected, capacity) = (found.geometry.end_bytes(), medium.capacity_bytes());
     if capacity < expected {
         return Err(OpenError::Truncated {
             expected,
@@ -240,7 +258,11 @@ struct Roots {
 }
 
 impl Roots {
-    fn load(space: &Arc<Space>, live: &HashMap<CheckpointId, Live>) -> Result<Self, OpenError> {
+    fn load(
+        space: &Arc<Space>,
+        live: &HashMap<CheckpointId, Live>,
+        is_partial: bool,
+    ) -> Result<Self, OpenError> {
         let mut roots = Self::default();
         for (&id, live) in live {
             let root = match root::load(space, id, live.root, live.root_crc32) {
@@ -264,7 +286,7 @@ impl Roots {
             let own = live.iter().filter(|(id, _)| roots.damaged.contains_key(id));
             let own = own.filter_map(|(_, live)| space.geometry.place(live.root, 2).ok());
             let own: HashSet<_> = own.map(|place| place.segment).collect();
-            let withheld = Arc::new(withhold(space, &own));
+            let withheld = Arc::new(withhold(space, &own, is_partial));
             roots.withheld_bytes = withheld.exclusive_bytes();
             for damaged in roots.damaged.values_mut() {
                 damaged.withheld = Some(Arc::clone(&withheld));
@@ -309,10 +331,9 @@ fn offer_tails(space: &Space, live: &HashMap<CheckpointId, Live>) {
             *roots += 1;
         }
     }
-    let mut allocator = space.allocator();
     for (segment, (end, roots)) in ends {
-        if allocator.holders(segment) == roots {
-            allocator.offer_tail(&space.geometry, segment, end);
+        if space.allocator().holders(segment) == roots {
+            space.offer_tail(segment, end);
         }
     }
 }
@@ -320,14 +341,38 @@ fn offer_tails(space: &Space, live: &HashMap<CheckpointId, Live>) {
 /// Takes hold of the free segments that a damaged root may name. The header of a segment that becomes free is blanked, so
 /// these are the ones whose header is not: the damaged checkpoint's own, those of dumps that a crash cut short, and those
 /// whose blanking a crash undid. And of the `own` ones that damaged roots are in, as other checkpoints that hold them may be
-/// removed.
-fn withhold(space: &Arc<Space>, own: &HashSet<SegmentNo>) -> Lease {
-    let all = (0..space.geometry.segments).map(SegmentNo);
+/// removed. While a medium is not there the roots on it are not lost, so all segments are kept that they may share.
+fn withhold(space: &Arc<Space>, own: &HashSet<SegmentNo>, held_too: bool) -> Lease {
+    let all = (0..space.table.len()).map(SegmentNo);
     let free = |segment: &SegmentNo| space.allocator().is_free(*segment);
-    let withheld =
-        |segment: &SegmentNo| own.contains(segment) || free(segment) && space.is_written(*segment);
+    let withheld = |segment: &SegmentNo| match free(segment) {
+        true => own.contains(segment) || space.is_written(*segment) && is_alone(space, *segment),
+        false => own.contains(segment) || held_too,
+    };
     let used: Vec<_> = all.filter(withheld).map(|segment| segment.0).collect();
     Lease::recover(space, to_extents(used.into_iter()))
+}
+
+/// Returns true if a free segment may be where its entry says: a whole one has its slot to itself, so the entry is from
+/// before if another segment is there.
+fn is_alone(space: &Space, segment: SegmentNo) -> bool {
+    let position = space.table.position(segment);
+    let slot = position.and_then(|at| space.table.slots().of(at.header_at));
+    let is_packed = position.is_some_and(|at| at.packed_pages.is_some());
+    is_packed || slot.is_some_and(|slot| space.allocator().occupants(slot) == 0)
+}
+
+/// Writes headers of media anew of which one copy is damaged. A medium that does not take that can still be read.
+fn repair_headers(space: &Space, found: &SuperblockState, joined: &Joined) {
+    for &number in &joined.damaged_headers {
+        if let (Some(member), Some(medium)) = (found.members.get(number), space.medium.get(number))
+        {
+            let segment_bytes = space.geometry.segment_bytes;
+            let written = members::write_header(&*medium, space.uuid, member, segment_bytes, false);
+            // The other copy serves.
+            drop(written);
+        }
+    }
 }
 
 /// Writes the changes of recovery: 1. repaired records and pages, 2. remnants, 3. entries of the segment table, 4. after damage the
@@ -336,7 +381,7 @@ fn mark_open(
     space: &Space,
     replayed: &mut Replayed,
     repairs: &Repairs,
-    found: SuperblockState,
+    found: &SuperblockState,
     unsafe_shutdowns: u64,
 ) -> io::Result<SuperblockState> {
     let mut flushed = Flushed::new();
@@ -362,18 +407,14 @@ fn mark_open(
     // 3. Make the copies of entries equal that a crash in the middle of a move left different: the place that does not
     //    count is free from here on. A crash here leaves one of them as it was, and the same choice.
     let is_free = |segment| space.allocator().is_free(segment);
-    space.table.repair(
-        &*space.medium,
-        &space.geometry,
-        repairs,
-        is_free,
-        &mut flushed,
-    )?;
+    space
+        .table
+        .repair(&space.medium, repairs, is_free, &mut flushed)?;
 
     // 4. Leave a damaged half behind: write the state of its readable records to the other one.
     if replayed.damage.is_some() {
         space.medium.fence(&mut flushed)?;
-        let compacted = replayed.journal.compact(&*space.medium);
+        let compacted = replayed.journal.compact(&space.medium);
         compacted.map_err(|error| match error {
             JournalError::Io(error) => error,
             other => io::Error::other(other),
@@ -384,6 +425,6 @@ fn mark_open(
     //    leaves the chosen one: the next open counts this one as never having happened.
     let superblock = found.next(true, unsafe_shutdowns);
     // Its fence is for steps 1 to 3, too; nothing is appended before it.
-    superblock.store(&*space.medium, &mut flushed)?;
+    superblock.store(&space.medium, &mut flushed)?;
     Ok(superblock)
 }

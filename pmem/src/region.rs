@@ -1,6 +1,6 @@
 //! A region: a formatted medium and the checkpoints in it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,12 +12,13 @@ use crate::error::{CloseError, FormatError, JournalError, OpenError};
 use crate::geometry::{Geometry, least_bytes};
 use crate::ids::{CheckpointId, RegionUuid};
 use crate::journal::{Change, Journal};
+use crate::members::{FindMember, TierName};
 use crate::recover::{RecoverOptions, RecoveryReport, RegionSummary, recover};
 use crate::shadow::Shadow;
 use crate::space::Space;
 use crate::superblock::{self, SuperblockState};
 use crate::table::SegmentTable;
-use permafrost_medium::{Flushed, Medium};
+use permafrost_medium::{Flushed, MAX_MEDIA, Medium, MediumKind};
 
 /// Options for formatting a region.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +77,8 @@ pub struct Region {
     journal_damage: Option<JournalDamage>,
     unlisted: HashSet<CheckpointId>,
     superblock: Mutex<SuperblockState>,
+    /// Reasons why media are not there, by number.
+    problems: Mutex<BTreeMap<usize, String>>,
     /// Copies of values that the two locks above guard, for [`Region::usage`], which must not wait for a fence.
     journal_position: AtomicU64,
     unsafe_shutdowns: u64,
@@ -118,7 +121,10 @@ impl Region {
         SegmentTable::format(medium, &geometry, &mut flushed)?;
         medium.fence(&mut flushed)?;
         // 3. The first superblock makes it a region.
-        SuperblockState::new(uuid, geometry).store(medium, &mut flushed)?;
+        let guarantee = medium.guarantee();
+        let is_fast = guarantee.kind == MediumKind::Dax || guarantee.volatile;
+        let tier = TierName::known(usize::from(!is_fast));
+        SuperblockState::new(uuid, geometry, tier).store(medium, &mut flushed)?;
         // 4. The second copy of the journal's header: before step 3 it could not be told from the remains of a region.
         Journal::write_first_header(medium, &geometry, uuid, 1, &mut flushed)?;
         medium.fence(&mut flushed)?;
@@ -154,7 +160,22 @@ impl Region {
         medium: Arc<dyn Medium>,
         options: RecoverOptions,
     ) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
-        let recovered = recover(medium, options)?;
+        Self::open_all(medium, options, &mut |_| {
+            Err("only the first medium was opened".to_owned())
+        })
+    }
+
+    /// Opens a region as [`Region::open_with`] does, with its other media, which `find` opens. One that is not found is
+    /// left out: its pages count as lost while it is, and it is not written to ([`Region::media`] has the reason).
+    ///
+    /// # Errors
+    /// The errors of [`Region::open`].
+    pub fn open_all(
+        medium: Arc<dyn Medium>,
+        options: RecoverOptions,
+        find: &mut FindMember<'_>,
+    ) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
+        let recovered = recover(medium, options, find)?;
         let region = Self {
             journal_position: AtomicU64::new(recovered.journal.position()),
             unsafe_shutdowns: recovered.report.unsafe_shutdowns,
@@ -165,15 +186,20 @@ impl Region {
             journal_damage: recovered.journal_damage,
             unlisted: recovered.unlisted,
             superblock: Mutex::new(recovered.superblock),
+            problems: Mutex::new(recovered.joined.problems),
         };
-        region.space.populate();
+        (0..MAX_MEDIA).for_each(|number| region.space.populate(number));
+        if region.failure().is_none() {
+            // For information: an error is that of the superblock, and the region's failure.
+            let _ = region.note_paths(&recovered.joined.paths);
+        }
         Ok((Arc::new(region), recovered.report))
     }
 
-    /// Returns the medium that the region is on.
+    /// Returns the first medium that the region is on.
     #[must_use]
     pub fn medium(&self) -> &Arc<dyn Medium> {
-        &self.space.medium
+        self.space.medium.first()
     }
 
     /// Returns all checkpoints, in the order of their seals.
@@ -261,7 +287,7 @@ impl Region {
     /// [`JournalError`].
     pub fn delete(&self, id: CheckpointId) -> Result<(), JournalError> {
         let mut journal = self.journal();
-        self.note(journal.change(&*self.space.medium, Change::Delete { id }))?;
+        self.note(journal.change(&self.space.medium, Change::Delete { id }))?;
         self.count_records(&journal);
         let deleted = self.forget(id);
         drop(journal);
@@ -276,7 +302,7 @@ impl Region {
     /// [`JournalError`].
     pub fn set_attrs(&self, id: CheckpointId, bits: u32) -> Result<(), JournalError> {
         let mut journal = self.journal();
-        self.note(journal.change(&*self.space.medium, Change::Attrs { id, bits }))?;
+        self.note(journal.change(&self.space.medium, Change::Attrs { id, bits }))?;
         self.count_records(&journal);
         let table = self.checkpoints.read();
         if let Some(sealed) = table.get(&id) {
@@ -294,9 +320,16 @@ impl Region {
     #[must_use]
     pub fn usage(&self) -> RegionUsage {
         let segment_bytes = u64::from(self.space.geometry.segment_bytes);
-        let reserved = self.space.geometry.reserved_slots();
-        let segments = u64::from(self.space.geometry.slots - reserved);
-        let free = self.space.allocator().free().saturating_sub(reserved);
+        let allocator = self.space.allocator();
+        let counts = allocator
+            .order()
+            .iter()
+            .map(|&medium| allocator.count(medium));
+        let segments = counts
+            .map(|count| u64::from(count.slots - count.reserved))
+            .sum();
+        let free = allocator.free_for_dumps();
+        drop(allocator);
         RegionUsage {
             capacity_bytes: segments * segment_bytes,
             free_bytes: u64::from(free) * segment_bytes,
@@ -332,9 +365,17 @@ impl Region {
         // After an error, too: the superblock may already be marked as closed.
         journal.close();
         self.space.allocator().is_complete = false;
-        next.store(&*self.space.medium, &mut Flushed::new())?;
+        next.store(&self.space.medium, &mut Flushed::new())?;
         *superblock = next;
         Ok(())
+    }
+
+    pub(crate) fn superblock(&self) -> MutexGuard<'_, SuperblockState> {
+        self.superblock.lock()
+    }
+
+    pub(crate) fn problems(&self) -> MutexGuard<'_, BTreeMap<usize, String>> {
+        self.problems.lock()
     }
 
     pub(crate) fn space(&self) -> &Arc<Space> {

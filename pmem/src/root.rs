@@ -16,8 +16,8 @@ use crate::layout::{ExtentEntry, ROOT_EXTENTS, ROOT_MAGIC, RootPage};
 use crate::map::MapRoot;
 use crate::segment::SegmentWriter;
 use crate::space::Space;
-use permafrost_medium::LostPage;
 use permafrost_medium::convert::to_usize;
+use permafrost_medium::{LostPage, Medium};
 
 /// A root as read.
 pub(crate) struct Root {
@@ -110,8 +110,7 @@ pub(crate) fn load(
             return Err(corrupt());
         }
         for entry in &page.extents[..to_usize(u64::from(here))] {
-            let extent =
-                to_extent(entry, extents.last(), space.geometry.segments).ok_or_else(corrupt)?;
+            let extent = to_extent(entry, extents.last(), space.table.len()).ok_or_else(corrupt)?;
             extents.push(extent);
         }
         if head.is_none() {
@@ -138,7 +137,7 @@ pub(crate) fn load(
 /// Searches the segments for first pages of roots, whether or not a record names them. Returns their ids, places and
 /// checksums. Reads the first bytes of each page. Both copies of a page are found.
 pub(crate) fn search(space: &Space) -> Vec<(CheckpointId, PageNo, u32)> {
-    let segments = (0..space.geometry.segments).map(SegmentNo);
+    let segments = (0..space.table.len()).map(SegmentNo);
     // The slot that a segment left may have others in it.
     let written = segments.filter(|&segment| space.is_written(segment));
     let pages = written.flat_map(|segment| {

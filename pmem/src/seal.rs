@@ -39,7 +39,7 @@ impl Shadow {
         attrs: u32,
     ) -> Result<Arc<StoredCheckpoint>, SealError> {
         let region = Arc::clone(&self.region);
-        let medium = &*region.space().medium;
+        let medium = &region.space().medium;
 
         // 1. Write the manifest and the root behind the data: into the shadow, so a crash here leaves
         //    nothing. The root lists all segments, its own included, so it comes last.
@@ -92,8 +92,7 @@ impl Shadow {
         //    The next shadow may begin behind the root. Before the checkpoint is seen: a survey that sees it, and no shadow
         //    in the tail, relies on the segment not being written to any more (it drops the tail of what it moves).
         if let Some((segment, page)) = tail {
-            let space = region.space();
-            space.allocator().offer_tail(&space.geometry, segment, page);
+            region.space().offer_tail(segment, page);
         }
 
         // 5. Let readers see it, and no longer the replaced one: not before it is durable, as a checkpoint that was

@@ -15,7 +15,7 @@ use crate::layout::{SEGMENT_MAGIC, SegmentHeader};
 use crate::space::Space;
 use crate::{PAGE_BYTES, PAGE_SIZE};
 use permafrost_medium::convert::{to_u64, to_usize};
-use permafrost_medium::{Flushed, LostPage};
+use permafrost_medium::{Flushed, LostPage, Medium};
 
 /// Writer that appends pages to a shadow's own segments, one segment after the other.
 pub(crate) struct SegmentWriter {
@@ -181,10 +181,7 @@ impl SegmentWriter {
         };
         if taken.needs_entry {
             let (space, flushed) = (&self.space, &mut self.flushed);
-            let written =
-                space
-                    .table
-                    .write(&*space.medium, &space.geometry, taken.segment, flushed);
+            let written = space.table.write(&space.medium, taken.segment, flushed);
             if let Err(error) = written {
                 space.fail("write the segment table", &error);
                 return Err(error.into());
@@ -244,7 +241,7 @@ impl OpenSegment {
         if self.flushed == self.next {
             return Ok(());
         }
-        let (at, medium) = (self.segment.header_at, &*space.medium);
+        let (at, medium) = (self.segment.header_at, &space.medium);
         self.header.pages = U32::new(self.next - 1);
         if self.first == 1 {
             // SAFETY: the header of a segment that this shadow alone holds. Its entries for pages that were

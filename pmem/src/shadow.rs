@@ -11,6 +11,7 @@ use crate::map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, ParentPage, RunK
 use crate::region::Region;
 use crate::segment::SegmentWriter;
 use crate::{PAGE_BYTES, PAGE_SIZE};
+use permafrost_medium::Medium;
 use permafrost_medium::convert::to_u64;
 
 /// Bytes of a blob read at a time.

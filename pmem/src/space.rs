@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use parking_lot::{Mutex, MutexGuard};
 use zerocopy::little_endian::{U32, U64};
@@ -15,16 +15,18 @@ use crate::geometry::Geometry;
 use crate::ids::{RegionUuid, SegmentNo, SlotNo};
 use crate::layout::{PackedHeader, SEGMENT_MAGIC, STORED_WORDS, SegmentHeader};
 use crate::readers::Readers;
+use crate::slots::Slots;
 use crate::table::{SegmentTable, packed_header_bytes};
 use crate::{PAGE_BYTES, PAGE_SIZE};
 use permafrost_medium::convert::{to_u64, to_usize};
-use permafrost_medium::{Flushed, LostPage, Medium};
+use permafrost_medium::{Flushed, LostPage, MEDIUM_SPAN, Medium, MediumSet};
 
 const LOCATION: SegmentError = SegmentError::Fault(MapFault::Location);
 
 /// Shared by everything that belongs to one open region.
 pub(crate) struct Space {
-    pub(crate) medium: Arc<dyn Medium>,
+    pub(crate) medium: MediumSet,
+    /// As of the open: what grows is in the table and its slots.
     pub(crate) geometry: Geometry,
     pub(crate) uuid: RegionUuid,
     pub(crate) table: SegmentTable,
@@ -54,11 +56,13 @@ impl Space {
         let _ = self.failure.set(RegionFailure::new(action, error));
     }
 
-    /// Has the medium mapped in the background: the free slots first, in the order in which dumps take them.
-    pub(crate) fn populate(&self) {
-        let end = self.medium.capacity_bytes();
-        let ranges = free_first(&self.geometry, end, self.allocator().free_slots());
-        self.medium.populate(ranges);
+    /// Has a medium mapped in the background: the free slots first, in the order in which dumps take them.
+    pub(crate) fn populate(&self, number: usize) {
+        if let Some(medium) = self.medium.get(number) {
+            let end = medium.capacity_bytes();
+            let free = free_first(self.table.slots(), end, self.allocator().free_slots(number));
+            medium.populate(free);
+        }
     }
 
     pub(crate) fn lock_moves(&self) -> MutexGuard<'_, ()> {
@@ -71,7 +75,7 @@ impl Space {
 
     /// Returns true if a slot has a lost page: it is not written to again.
     pub(crate) fn has_lost_page(&self, slot: SlotNo) -> bool {
-        let at = self.geometry.slot_at(slot);
+        let at = self.table.slots().at(slot);
         let len_bytes = u64::from(self.geometry.segment_bytes);
         self.medium.check(at, len_bytes).is_err()
     }
@@ -79,7 +83,7 @@ impl Space {
     /// Returns true if the header at the segment's position may be the segment's own: it is not blank, and not another
     /// segment's.
     pub(crate) fn is_written(&self, segment: SegmentNo) -> bool {
-        let Some(position) = self.table.position(&self.geometry, segment) else {
+        let Some(position) = self.table.position(segment) else {
             return false;
         };
         if position.packed_pages.is_some() {
@@ -100,7 +104,7 @@ impl Space {
 
     /// Returns the bytes that a segment takes of its slot.
     pub(crate) fn segment_bytes(&self, segment: SegmentNo) -> u64 {
-        let position = self.table.position(&self.geometry, segment);
+        let position = self.table.position(segment);
         match position.and_then(|position| position.packed_pages) {
             Some(pages) => u64::from(pages) * PAGE_BYTES + packed_header_bytes(pages),
             None => u64::from(self.geometry.segment_bytes),
@@ -112,7 +116,7 @@ impl Space {
     /// Valid while the caller has a reference to a checkpoint that holds the segment: a segment that is moved meanwhile
     /// stays where it was, too, for the references that exist ([`Readers`]).
     pub(crate) fn locate(&self, place: SegmentPlace, pages: u32) -> Result<u64, SegmentError> {
-        let position = self.table.position(&self.geometry, place.segment);
+        let position = self.table.position(place.segment);
         let position = position.ok_or(LOCATION)?;
         if position.packed_pages.is_none() {
             return Ok(position.header_at + u64::from(place.page) * PAGE_BYTES);
@@ -135,10 +139,8 @@ impl Space {
         let end = packed
             .first_at
             .saturating_add(u64::from(packed.stored.count()) * PAGE_BYTES);
-        let slot_at = self
-            .geometry
-            .slot_of(header_at)
-            .map(|slot| self.geometry.slot_at(slot));
+        let slots = self.table.slots();
+        let slot_at = slots.of(header_at).map(|slot| slots.at(slot));
         let within = slot_at.is_some_and(|at| {
             at <= packed.first_at && end <= at + u64::from(self.geometry.segment_bytes)
         });
@@ -170,7 +172,7 @@ impl Space {
         pages: u32,
         into: &mut Vec<U32>,
     ) -> Result<(), SegmentError> {
-        let position = self.table.position(&self.geometry, place.segment);
+        let position = self.table.position(place.segment);
         let position = position.ok_or(LOCATION)?;
         // The checksums of a packed segment's pages are as close together as its pages.
         let (first, nth) = match position.packed_pages {
@@ -248,16 +250,16 @@ pub(crate) fn packed_checksum(uuid: RegionUuid, header: &PackedHeader) -> u32 {
     hasher.finalize()
 }
 
-/// Returns the ranges of a medium of `end` bytes: those of the free slots, ascending, then all others.
+/// Returns the ranges of a medium of `end` bytes: those of its free slots, ascending, then all others.
 fn free_first(
-    geometry: &Geometry,
+    slots: &Slots,
     end: u64,
     free_slots: impl Iterator<Item = SlotNo>,
 ) -> Vec<Range<u64>> {
-    let slot_bytes = u64::from(geometry.segment_bytes);
+    let slot_bytes = slots.segment_bytes();
     let mut free: Vec<Range<u64>> = Vec::new();
     for slot in free_slots {
-        let at = geometry.slot_at(slot);
+        let at = slots.at(slot) % MEDIUM_SPAN;
         match free.last_mut() {
             Some(before) if before.end == at => before.end += slot_bytes,
             _ => free.push(at..at + slot_bytes),
@@ -293,10 +295,10 @@ mod tests {
     #[test]
     fn free_slots_are_populated_first() {
         const SEGMENT: u64 = 64 << 10;
-        let geometry = Geometry::plan(8 << 20, 64 << 10, Some(64)).unwrap();
-        let at = |slot: u32| geometry.slot_at(SlotNo(slot));
-        let end = at(geometry.slots) + 4096;
-        let ranges = free_first(&geometry, end, [2, 3, 7].map(SlotNo).into_iter());
+        let slots = Slots::new(64 << 10, 5 << 16, 100);
+        let at = |slot: u32| slots.at(SlotNo(slot));
+        let end = at(100) + 4096;
+        let ranges = free_first(&slots, end, [2, 3, 7].map(SlotNo).into_iter());
         assert_eq!(
             ranges,
             [
@@ -308,7 +310,7 @@ mod tests {
             ]
         );
         assert_eq!(at(1) - at(0), SEGMENT);
-        let none_free = free_first(&geometry, end, std::iter::empty());
+        let none_free = free_first(&slots, end, std::iter::empty());
         assert_eq!(none_free, std::slice::from_ref(&(0..end)));
     }
 }

@@ -10,16 +10,22 @@ use crate::error::{OpenError, SuperblockFault};
 use crate::geometry::{Geometry, LAST_SEGMENTS_AT, MIN_SEGMENT_BYTES, SUPERBLOCKS_BYTES};
 use crate::ids::RegionUuid;
 use crate::layout::{
-    FORMAT_VERSION, RECORD_BYTES, STATE_CLEAN, STATE_OPEN, SUPERBLOCK_MAGIC, Superblock,
+    FORMAT_VERSION, LISTED_MEMBERS, MEMBER_MAGIC, MemberEntry, RECORD_BYTES, STATE_CLEAN,
+    STATE_OPEN, SUPERBLOCK_MAGIC, Superblock,
 };
+use crate::members::{Members, TierName};
 use permafrost_medium::convert::{to_u64, to_usize};
 use permafrost_medium::{Flushed, LostPage, Medium};
 
 /// State that a superblock holds, and the slot of that superblock.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SuperblockState {
     pub(crate) uuid: RegionUuid,
     pub(crate) geometry: Geometry,
+    /// TierName of the first medium.
+    pub(crate) tier: TierName,
+    /// The other media.
+    pub(crate) members: Members,
     pub(crate) open: bool,
     pub(crate) generation: u64,
     pub(crate) unsafe_shutdowns: u64,
@@ -34,10 +40,12 @@ pub(crate) struct Chosen {
 }
 
 impl SuperblockState {
-    pub(crate) fn new(uuid: RegionUuid, geometry: Geometry) -> Self {
+    pub(crate) fn new(uuid: RegionUuid, geometry: Geometry, tier: TierName) -> Self {
         Self {
             uuid,
             geometry,
+            tier,
+            members: Members::default(),
             open: false,
             generation: 1,
             unsafe_shutdowns: 0,
@@ -46,14 +54,29 @@ impl SuperblockState {
     }
 
     /// Returns the state for the next write: one generation on, in the other slot.
-    pub(crate) fn next(self, open: bool, unsafe_shutdowns: u64) -> Self {
+    pub(crate) fn next(&self, open: bool, unsafe_shutdowns: u64) -> Self {
         Self {
             open,
             unsafe_shutdowns,
             generation: self.generation.saturating_add(1),
             slot: 1 - self.slot,
-            ..self
+            ..self.clone()
         }
+    }
+
+    /// Writes a state with another geometry or other members to both superblocks, one after the other, and returns the
+    /// second. The first makes it count; once both have it, no damage of one brings the state before back.
+    pub(crate) fn commit(
+        &self,
+        medium: &dyn Medium,
+        change: impl FnOnce(&mut Self),
+    ) -> io::Result<Self> {
+        let mut first = self.next(self.open, self.unsafe_shutdowns);
+        change(&mut first);
+        first.store(medium, &mut Flushed::new())?;
+        let second = first.next(first.open, first.unsafe_shutdowns);
+        second.store(medium, &mut Flushed::new())?;
+        Ok(second)
     }
 
     /// Writes the state to its slot and waits until it is durable. A torn write damages this slot only; the other one
@@ -61,6 +84,7 @@ impl SuperblockState {
     ///
     /// Fences the ranges in `flushed` as well.
     pub(crate) fn store(&self, medium: &dyn Medium, flushed: &mut Flushed) -> io::Result<()> {
+        let members = self.members.stored();
         let mut block = Superblock {
             magic: SUPERBLOCK_MAGIC,
             version: U32::new(FORMAT_VERSION),
@@ -76,15 +100,19 @@ impl SuperblockState {
             generation: U64::new(self.generation),
             unsafe_shutdowns: U64::new(self.unsafe_shutdowns),
             table_at: U64::new(self.geometry.table_at),
-            reserved: [0; 28],
+            tier: self.tier.stored(),
+            members_crc32: U32::new(crc32fast::hash(members.as_bytes())),
+            reserved: [0; 8],
             crc32: U32::ZERO,
         };
         block.crc32 = U32::new(checksum(&block));
         let at = self.slot * PAGE_BYTES;
+        let mut bytes = block.as_bytes().to_vec();
+        bytes.extend_from_slice(members.as_bytes());
         // SAFETY: superblocks are read at open and written under the region's lock only, and no slice
         // of one is ever lent.
-        unsafe { medium.write(at, block.as_bytes())? };
-        medium.flush(at, to_u64(size_of::<Superblock>()), flushed)?;
+        unsafe { medium.write(at, &bytes)? };
+        medium.flush(at, to_u64(bytes.len()), flushed)?;
         medium.fence(flushed)
     }
 }
@@ -103,7 +131,8 @@ pub(crate) fn erase(medium: &dyn Medium) -> io::Result<()> {
 pub(crate) fn load(medium: &dyn Medium) -> Result<Chosen, OpenError> {
     match (load_slot(medium, 0)?, load_slot(medium, 1)?) {
         (Ok(a), Ok(b)) => {
-            if a.uuid != b.uuid || a.geometry != b.geometry {
+            // Geometry and members differ after a crash between the two writes of a change.
+            if a.uuid != b.uuid {
                 return Err(OpenError::SuperblocksDisagree);
             }
             let state = if a.generation > b.generation { a } else { b };
@@ -139,6 +168,7 @@ pub(crate) fn load(medium: &dyn Medium) -> Result<Chosen, OpenError> {
 fn is_unfinished(medium: &dyn Medium) -> Result<bool, OpenError> {
     let mut page = vec![0; to_usize(PAGE_BYTES)];
     medium.read(0, &mut page)?;
+    // A format has no members.
     let (block, rest) = page.split_at(size_of::<Superblock>());
     let magic = &block[..SUPERBLOCK_MAGIC.len()];
     let ours = magic == SUPERBLOCK_MAGIC || is_zero(magic);
@@ -184,11 +214,14 @@ fn load_slot(
         }
         read => read?,
     }
-    let Ok((block, _)) = Superblock::read_from_prefix(&page) else {
+    let Ok((block, behind)) = Superblock::read_from_prefix(&page) else {
         return Ok(Err(SuperblockFault::Blank));
     };
     if is_zero(&page) {
         return Ok(Err(SuperblockFault::Blank));
+    }
+    if block.magic == MEMBER_MAGIC {
+        return Err(OpenError::Member);
     }
     if block.magic != SUPERBLOCK_MAGIC {
         return Ok(Err(SuperblockFault::Magic));
@@ -211,9 +244,23 @@ fn load_slot(
     let Some(geometry) = Geometry::from_superblock(&block) else {
         return Ok(Err(SuperblockFault::Geometry));
     };
+    let Ok((list, _)) = <[MemberEntry; LISTED_MEMBERS]>::read_from_prefix(behind) else {
+        return Ok(Err(SuperblockFault::Blank));
+    };
+    if block.members_crc32.get() != crc32fast::hash(list.as_bytes()) {
+        return Ok(Err(SuperblockFault::Checksum));
+    }
+    let (Some(tier), Some(members)) = (
+        TierName::from_stored(&block.tier),
+        Members::from_stored(&list),
+    ) else {
+        return Ok(Err(SuperblockFault::Geometry));
+    };
     Ok(Ok(SuperblockState {
         uuid: RegionUuid::new(block.uuid),
         geometry,
+        tier,
+        members,
         open: block.state.get() != STATE_CLEAN,
         generation: block.generation.get(),
         unsafe_shutdowns: block.unsafe_shutdowns.get(),

@@ -40,7 +40,30 @@ fn code() -> BTreeMap<&'static str, (usize, Fields)> {
             generation: U64,
             unsafe_shutdowns: U64,
             table_at: U64,
-            reserved: [u8; 28],
+            tier: [u8; TIER_BYTES],
+            members_crc32: U32,
+            reserved: [u8; 8],
+            crc32: U32,
+        }),
+        fields!(MemberEntry {
+            uuid: [u8; 16],
+            capacity_bytes: U64,
+            tier: [u8; TIER_BYTES],
+            state: u8,
+            reserved: [u8; 5],
+            path_bytes: U16,
+            path: [u8; MEMBER_PATH],
+        }),
+        fields!(MemberHeader {
+            magic: [u8; 8],
+            version: U32,
+            state: U32,
+            uuid: [u8; 16],
+            region: [u8; 16],
+            capacity_bytes: U64,
+            segment_bytes: U32,
+            number: U32,
+            reserved: [u8; 60],
             crc32: U32,
         }),
         fields!(RecordCopy {
@@ -183,6 +206,13 @@ fn constants_are_what_the_document_says() {
             "| 0 | 4 | magic | `{}` |",
             String::from_utf8_lossy(&NODE_MAGIC)
         ),
+        format!(
+            "| 0 | 8 | magic | `{}` |",
+            String::from_utf8_lossy(&MEMBER_MAGIC)
+        ),
+        format!("{HEADER_MEMBER} a member, {HEADER_REMOVED} removed"),
+        format!("{MEMBER_ACTIVE} active, {MEMBER_DRAINING} draining"),
+        format!("{LISTED_MEMBERS} entries"),
         format!("| {STATE_CLEAN} closed, {STATE_OPEN} open;"),
         format!(
             "{RECORD_HEADER} header, {RECORD_SEAL} seal, {RECORD_DELETE} delete, {RECORD_ATTRS} attributes"

@@ -3,7 +3,6 @@
 //! Only MAP_SHARED_VALIDATE makes the kernel refuse unsupported flags: plain MAP_SHARED ignores flags that the kernel
 //! does not know, and MAP_SYNC with them.
 
-use std::ffi::c_void;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -11,9 +10,9 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
-
-use super::populate::{Mapping, populate_in_background};
+use super::area::Area;
+use super::open::allocate_more;
+use super::populate::populate_in_background;
 use super::raw::RawBytes;
 use super::{Flushed, Guarantee, Medium, MediumKind};
 use crate::PAGE_SIZE;
@@ -23,38 +22,12 @@ use crate::cpu::{self, FlushInstruction};
 /// A DAX mapping of a whole file.
 pub(crate) struct Dax {
     raw: RawBytes,
-    mapping: Arc<DaxMapping>,
+    mapping: Arc<Area>,
     instruction: FlushInstruction,
     guarantee: Guarantee,
     populate: bool,
     /// Keeps the lock on the region, and takes pages that the mapping has lost.
     file: File,
-}
-
-/// Mapping that `mmap` returned; unmapped when dropped.
-pub(crate) struct DaxMapping {
-    base: *mut c_void,
-    len: usize,
-}
-
-// SAFETY: an address and a length; memory is accessed through `RawBytes` only, and unmapped by Drop,
-// which has the value to itself.
-unsafe impl Send for DaxMapping {}
-// SAFETY: as above.
-unsafe impl Sync for DaxMapping {}
-
-impl Mapping for DaxMapping {
-    fn area(&self) -> (*mut u8, usize) {
-        (self.base.cast(), self.len)
-    }
-}
-
-impl Drop for DaxMapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `Dax::map`, unmapped here only; slices borrow from the medium, which holds
-        // a reference. It cannot fail for a whole mapping, and nothing could be done about it.
-        let _ = unsafe { munmap(self.base, self.len) };
-    }
 }
 
 impl Dax {
@@ -64,49 +37,33 @@ impl Dax {
         if instruction == FlushInstruction::None {
             return Err((file, rustix::io::Errno::OPNOTSUPP.raw_os_error()));
         }
-        let len = to_usize(len_bytes);
-        // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
-        let mapped = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED_VALIDATE | MapFlags::SYNC,
-                &file,
-                0,
-            )
+        let flags = libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC;
+        let errno = |error: io::Error| error.raw_os_error().unwrap_or_default();
+        let mapping = match Area::map(&file, to_usize(len_bytes), flags) {
+            Ok(mapping) => Arc::new(mapping),
+            Err(error) => return Err((file, errno(error))),
         };
-        if let Ok(base) = mapped {
-            // Memory of other processes is kept out of core files. That it cannot be is no reason to do without DAX.
-            // SAFETY: the mapping made above, whole; the advice changes nothing about its contents.
-            let _ = unsafe { madvise(base, len, Advice::LinuxDontDump) };
-        }
-        match mapped {
-            Ok(base) => {
-                let mapping = Arc::new(DaxMapping { base, len });
-                // SAFETY: just mapped, readable and writable, as long as `mapping` lives beside it.
-                let raw = match unsafe { RawBytes::new(base.cast(), len) } {
-                    Ok(raw) => raw,
-                    Err(error) => return Err((file, error.raw_os_error().unwrap_or_default())),
-                };
-                Ok(Self {
-                    raw,
-                    mapping,
-                    instruction,
-                    guarantee: Guarantee {
-                        kind: MediumKind::Dax,
-                        dax_errno: None,
-                        dax_without_sync: false,
-                        volatile: false,
-                        instruction: Some(instruction.name()),
-                        emulated: None,
-                    },
-                    populate,
-                    file,
-                })
-            }
-            Err(errno) => Err((file, errno.raw_os_error())),
-        }
+        let (base, len, most) = mapping.parts();
+        // SAFETY: just mapped, readable and writable, as long as `mapping` lives beside it.
+        let raw = match unsafe { RawBytes::new(base, len, most) } {
+            Ok(raw) => raw,
+            Err(error) => return Err((file, errno(error))),
+        };
+        Ok(Self {
+            raw,
+            mapping,
+            instruction,
+            guarantee: Guarantee {
+                kind: MediumKind::Dax,
+                dax_errno: None,
+                dax_without_sync: false,
+                volatile: false,
+                instruction: Some(instruction.name()),
+                emulated: None,
+            },
+            populate,
+            file,
+        })
     }
 }
 
@@ -172,6 +129,16 @@ impl Medium for Dax {
             self.raw.check(start, end - start)?;
         }
         flushed.clear();
+        Ok(())
+    }
+
+    fn grow(&self, capacity_bytes: u64) -> io::Result<()> {
+        self.mapping.check_room(capacity_bytes)?;
+        allocate_more(&self.file, capacity_bytes)?;
+        let len = to_usize(capacity_bytes);
+        self.mapping.extend(&self.file, len)?;
+        // SAFETY: mapped by the line above, as the rest is.
+        unsafe { self.raw.grow(len) };
         Ok(())
     }
 

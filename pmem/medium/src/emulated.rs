@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use super::{Flushed, Guarantee, Medium};
 use crate::convert::{to_u64, to_usize};
@@ -234,20 +234,27 @@ impl Throttle {
 }
 
 /// Pages that are in the page cache, a bit each.
-struct Cached(Vec<AtomicU64>);
+struct Cached(RwLock<Vec<AtomicU64>>);
 
 impl Cached {
     fn new(capacity_bytes: u64) -> Self {
-        let words = capacity_bytes.div_ceil(PAGE_BYTES * 64);
-        Self((0..words).map(|_| AtomicU64::new(0)).collect())
+        let cached = Self(RwLock::default());
+        cached.grow(capacity_bytes);
+        cached
+    }
+
+    fn grow(&self, capacity_bytes: u64) {
+        let words = to_usize(capacity_bytes.div_ceil(PAGE_BYTES * 64));
+        self.0.write().resize_with(words, AtomicU64::default);
     }
 
     /// Puts the pages of a range in; returns the number of pages that were absent.
     fn insert(&self, at: u64, len_bytes: u64) -> u64 {
         let pages = at / PAGE_BYTES..at.saturating_add(len_bytes).div_ceil(PAGE_BYTES);
+        let words = self.0.read();
         let absent = pages.filter(|page| {
             let bit = 1 << (page % 64);
-            self.0
+            words
                 .get(to_usize(page / 64))
                 .is_some_and(|word| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
         });
@@ -347,6 +354,14 @@ impl Medium for Emulated {
 
     fn populate(&self, ranges: Vec<Range<u64>>) {
         self.below.populate(ranges);
+    }
+
+    fn grow(&self, capacity_bytes: u64) -> io::Result<()> {
+        self.below.grow(capacity_bytes)?;
+        if let Some(cached) = &self.cached {
+            cached.grow(capacity_bytes);
+        }
+        Ok(())
     }
 
     // No `file`: bytes that are spliced out of it would bypass the emulation.

@@ -16,11 +16,14 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use memmap2::MmapRaw;
+use memmap2::{MmapRaw, RemapOptions};
 use parking_lot::{Condvar, Mutex};
+use rustix::mm::MsyncFlags;
 
+use super::area::Area;
 use super::flushed::cover;
-use super::populate::{Mapping as _, populate_in_background, populate_now};
+use super::open::allocate_more;
+use super::populate::{populate_in_background, populate_now};
 use super::raw::RawBytes;
 use super::{Flushed, Guarantee, Medium};
 use crate::convert::to_usize;
@@ -36,7 +39,7 @@ const MAX_FENCES: usize = 8;
 /// A mapping of a whole file.
 pub(crate) struct MappedFile {
     raw: RawBytes,
-    map: Arc<MmapRaw>,
+    map: Arc<Area>,
     /// File of the region; keeps the lock on it.
     file: File,
     /// Second open file of the region's file, for reading only, to be lent; `None` where it cannot be opened because
@@ -45,10 +48,35 @@ pub(crate) struct MappedFile {
     guarantee: Guarantee,
     populate: bool,
     /// Mappings through descriptions of their own that no fence uses: `msync` takes a mapping.
-    fences: Mutex<Vec<Arc<MmapRaw>>>,
+    fences: Mutex<Vec<Description>>,
+    /// Number of descriptions, those in use included.
+    descriptions: usize,
     fence_freed: Condvar,
     /// A fence has failed: the kernel then forgets which pages were dirty, so nothing after it can be believed.
     failed: AtomicBool,
+}
+
+/// Mapping through an open file description that a fence waits through.
+enum Description {
+    /// The one that pages are written through.
+    Own(Arc<Area>),
+    Other(MmapRaw),
+}
+
+impl Description {
+    fn wait(&self, at: usize, len: usize) -> io::Result<()> {
+        match self {
+            Self::Own(area) => {
+                let (base, ..) = area.parts();
+                // SAFETY: the caller has checked that the range is in the mapping; nothing is changed in it.
+                let waited = unsafe {
+                    rustix::mm::msync(base.wrapping_add(at).cast(), len, MsyncFlags::SYNC)
+                };
+                Ok(waited?)
+            }
+            Self::Other(map) => map.flush_range(at, len),
+        }
+    }
 }
 
 impl MappedFile {
@@ -65,11 +93,12 @@ impl MappedFile {
                 .map_raw(file)?;
             // Memory of other processes, kept out of core files. (On tmpfs and of deleted files it would be in them.)
             map.advise(memmap2::Advice::DontDump)?;
-            io::Result::Ok(Arc::new(map))
+            io::Result::Ok(Description::Other(map))
         };
-        let map = map_whole(&file)?;
+        let map = Arc::new(Area::map(&file, to_usize(len_bytes), libc::MAP_SHARED)?);
+        let (base, len, most) = map.parts();
         let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let mut fences = vec![Arc::clone(&map)];
+        let mut fences = vec![Description::Own(Arc::clone(&map))];
         while fences.len() < MAX_FENCES && !guarantee.volatile {
             // Without `/proc` fences wait for each other, and are no less sure.
             let Ok(again) = File::options().read(true).write(true).open(&itself) else {
@@ -81,12 +110,13 @@ impl MappedFile {
             // SAFETY: mapped readable and writable for as long as `map` lives, beside it, and by this value alone.
             // The file was allocated to its length and is locked; a page that is truncated away nevertheless becomes
             // a lost page.
-            raw: unsafe { RawBytes::new(map.as_mut_ptr(), map.len())? },
+            raw: unsafe { RawBytes::new(base, len, most)? },
             map,
             reading: File::open(itself).ok(),
             file,
             guarantee,
             populate,
+            descriptions: fences.len(),
             fences: Mutex::new(fences),
             fence_freed: Condvar::new(),
             failed: AtomicBool::new(false),
@@ -95,7 +125,7 @@ impl MappedFile {
 
     /// Populates the whole mapping.
     pub(crate) fn populate_now(&self) {
-        let (base, len) = self.map.area();
+        let (base, len, _) = self.map.parts();
         populate_now(base, len);
     }
 
@@ -115,11 +145,30 @@ impl MappedFile {
             self.failed.store(true, Ordering::SeqCst);
         }
         self.fences.lock().push(through);
-        self.fence_freed.notify_one();
+        // All: one that grows the mappings waits for every description.
+        self.fence_freed.notify_all();
         result
     }
 
-    fn sync_through(&self, through: &MmapRaw, ranges: &[(u64, u64)]) -> io::Result<()> {
+    /// Extends the mappings of all descriptions, once no fence uses them.
+    fn extend(&self, len: usize) -> io::Result<()> {
+        let mut free = self.fences.lock();
+        while free.len() < self.descriptions {
+            self.fence_freed.wait(&mut free);
+        }
+        for description in &mut *free {
+            if let Description::Other(map) = description {
+                let options = RemapOptions::new().may_move(true);
+                // SAFETY: the file has `len` bytes, and no slice of this mapping is ever lent.
+                unsafe { map.remap(len, options)? };
+            }
+        }
+        drop(free);
+        self.fence_freed.notify_all();
+        self.map.extend(&self.file, len)
+    }
+
+    fn sync_through(&self, through: &Description, ranges: &[(u64, u64)]) -> io::Result<()> {
         if self.failed.load(Ordering::SeqCst) {
             return Err(io::Error::other(
                 "an earlier write-back of this medium failed",
@@ -133,7 +182,7 @@ impl MappedFile {
             return Ok(());
         }
         for (start, end) in cover(ranges, PAGE_BYTES, MAX_MSYNCS) {
-            through.flush_range(to_usize(start), to_usize(end - start))?;
+            through.wait(to_usize(start), to_usize(end - start))?;
         }
         Ok(())
     }
@@ -208,6 +257,16 @@ impl Medium for MappedFile {
         }
         self.sync(flushed.ranges())?;
         flushed.clear();
+        Ok(())
+    }
+
+    fn grow(&self, capacity_bytes: u64) -> io::Result<()> {
+        self.map.check_room(capacity_bytes)?;
+        allocate_more(&self.file, capacity_bytes)?;
+        let len = to_usize(capacity_bytes);
+        self.extend(len)?;
+        // SAFETY: mapped by the line above, as the rest is.
+        unsafe { self.raw.grow(len) };
         Ok(())
     }
 

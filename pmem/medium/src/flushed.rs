@@ -10,6 +10,8 @@ pub struct Flushed {
     ranges: Vec<(u64, u64)>,
     /// Time at which an emulated device will have written the ranges, by its clock.
     pub(crate) done_at: Duration,
+    /// Those of the further media of a set, by their number.
+    others: Vec<(usize, Flushed)>,
 }
 
 impl Flushed {
@@ -22,7 +24,27 @@ impl Flushed {
     /// Returns true if there is nothing to wait for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
+        self.ranges.is_empty() && self.others.iter().all(|(_, other)| other.is_empty())
+    }
+
+    /// Returns the ranges of a further medium of a set.
+    pub(crate) fn of(&mut self, medium: usize) -> &mut Self {
+        let found = self.others.iter().position(|(number, _)| *number == medium);
+        let index = found.unwrap_or_else(|| {
+            self.others.push((medium, Self::default()));
+            self.others.len() - 1
+        });
+        &mut self.others[index].1
+    }
+
+    /// Takes the ranges of the further media out.
+    pub(crate) fn take_others(&mut self) -> Vec<(usize, Self)> {
+        std::mem::take(&mut self.others)
+    }
+
+    /// Puts the ranges of a further medium back, which are not durable.
+    pub(crate) fn put_back(&mut self, medium: usize, other: Self) {
+        self.others.push((medium, other));
     }
 
     pub(crate) fn add(&mut self, at: u64, len_bytes: u64) {

@@ -129,7 +129,8 @@ impl LostPages {
 pub(crate) struct Guard {
     slot: &'static Slot,
     lost: *mut LostPages,
-    pages: usize,
+    base: usize,
+    pages: AtomicUsize,
 }
 
 // SAFETY: `lost` is owned by the guard and only ever shared by reference; it is made of atomics.
@@ -138,19 +139,34 @@ unsafe impl Send for Guard {}
 unsafe impl Sync for Guard {}
 
 impl Guard {
-    /// Guards `len` bytes from `base`.
+    /// Guards `len` bytes from `base`, which can become `most`.
     ///
     /// # Safety
     /// The bytes are one mapping that belongs to the caller for longer than the guard lives. No reference points into
     /// it whose target must not change: a page that faults is replaced by an empty one.
-    pub(crate) unsafe fn new(base: *mut u8, len: usize) -> io::Result<Self> {
+    pub(crate) unsafe fn new(base: *mut u8, len: usize, most: usize) -> io::Result<Self> {
         install()?;
-        let pages = len.div_ceil(PAGE_SIZE);
-        let lost = Box::into_raw(Box::new(LostPages::new(pages)));
+        let lost = Box::into_raw(Box::new(LostPages::new(most.div_ceil(PAGE_SIZE))));
         let slot = FREE.lock().pop();
         let slot = slot.unwrap_or_else(add_slot);
-        slot.set(base as usize, len, lost);
-        Ok(Self { slot, lost, pages })
+        let base = base as usize;
+        slot.set(base, len, lost);
+        let pages = AtomicUsize::new(len.div_ceil(PAGE_SIZE));
+        Ok(Self {
+            slot,
+            lost,
+            base,
+            pages,
+        })
+    }
+
+    /// Guards `len` bytes from now on. One caller at a time.
+    ///
+    /// # Safety
+    /// As for [`new`](Self::new); no more than its `most`.
+    pub(crate) unsafe fn grow(&self, len: usize) {
+        self.slot.set(self.base, len, self.lost);
+        self.pages.store(len.div_ceil(PAGE_SIZE), Ordering::Release);
     }
 
     fn lost(&self) -> &LostPages {
@@ -161,7 +177,7 @@ impl Guard {
     /// Pages lost so far.
     pub(crate) fn lost_pages(&self) -> u64 {
         if self.lost().all.load(Ordering::Acquire) {
-            return to_u64(self.pages);
+            return to_u64(self.pages.load(Ordering::Acquire));
         }
         self.lost().count.load(Ordering::Acquire)
     }

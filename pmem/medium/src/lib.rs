@@ -8,6 +8,7 @@
     reason = "mapping, flushing and lending mapped memory is what this crate is for"
 )]
 
+mod area;
 pub mod convert;
 mod cpu;
 mod dax;
@@ -19,6 +20,7 @@ mod guard;
 mod open;
 mod populate;
 mod raw;
+mod set;
 pub mod sim;
 
 use std::fmt;
@@ -32,6 +34,7 @@ pub use error::MediumError;
 pub use flushed::Flushed;
 pub use guard::LostPage;
 pub use open::{OpenOptions, create_medium_in_memory, open_medium};
+pub use set::{MAX_MEDIA, MEDIUM_SPAN, MediumSet};
 
 /// Bytes of a page of a medium: the unit of what it can lose, and of a region's map nodes and checksums. The store
 /// checks at compile time that a page of an image has the same size.
@@ -132,6 +135,16 @@ pub trait Medium: Send + Sync {
     /// faults. Returns at once. Without effect unless the medium was opened with [`OpenOptions::populate`].
     fn populate(&self, ranges: Vec<Range<u64>>) {
         drop(ranges);
+    }
+
+    /// Gives the medium more usable bytes, a multiple of the page size; what was lent before stays where it is. Their
+    /// length is durable when it returns, their content is not known. One caller at a time.
+    ///
+    /// # Errors
+    /// There is no room, or the medium cannot grow: it has the size that it had.
+    fn grow(&self, capacity_bytes: u64) -> io::Result<()> {
+        let _ = capacity_bytes;
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     /// Pages lost since the medium was opened.

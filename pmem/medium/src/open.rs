@@ -1,7 +1,7 @@
 //! Opening a region's file: lock, allocation, probing for DAX.
 
 use std::fs::{File, Metadata, OpenOptions as FileOptions};
-use std::io;
+use std::io::{self, Seek as _, SeekFrom};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -202,6 +202,26 @@ fn allocate(file: &File, len_bytes: u64, created: bool) -> io::Result<()> {
             Err(errno) => return Err(errno.into()),
         }
     }
+}
+
+/// Allocates a region's file up to a greater length, durably; after an error it has the length that it had.
+pub(crate) fn allocate_more(file: &File, len_bytes: u64) -> io::Result<()> {
+    let before = file.metadata()?.len();
+    let grown = match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len_bytes) {
+        Err(Errno::OPNOTSUPP) => {
+            let more = len_bytes.saturating_sub(before);
+            (&*file).seek(SeekFrom::End(0))?;
+            write_zeros(file, more)
+        }
+        Err(errno) => Err(errno.into()),
+        Ok(()) => Ok(()),
+    };
+    if let Err(error) = grown.and_then(|()| file.sync_all()) {
+        // Otherwise a part would stay allocated that no one knows of.
+        let _ = file.set_len(before);
+        return Err(error);
+    }
+    Ok(())
 }
 
 fn write_zeros(mut file: &File, len_bytes: u64) -> io::Result<()> {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use crate::area::Area;
 use crate::convert::{to_u64, to_usize};
 
 /// Bytes populated at a time: large enough that the calls do not matter, small enough that no thread waits long for
@@ -18,18 +19,6 @@ const STEP_BYTES: u64 = 2 << 20;
 
 /// Most threads that populate a mapping: one clears some 4 GB/s on tmpfs, and a few have the memory's bandwidth.
 const MAX_THREADS: usize = 4;
-
-/// Mapping that unmaps itself when it is dropped.
-pub(crate) trait Mapping: Send + Sync + 'static {
-    /// Address and length.
-    fn area(&self) -> (*mut u8, usize);
-}
-
-impl Mapping for memmap2::MmapRaw {
-    fn area(&self) -> (*mut u8, usize) {
-        (self.as_mut_ptr(), self.len())
-    }
-}
 
 /// Steps that are left, for several threads to take from.
 struct Steps {
@@ -63,7 +52,7 @@ impl Iterator for Steps {
 }
 
 /// Starts threads that populate the ranges of a mapping, writable, until they are done or the mapping is dropped.
-pub(crate) fn populate_in_background<M: Mapping>(mapping: &Arc<M>, ranges: Vec<Range<u64>>) {
+pub(crate) fn populate_in_background(mapping: &Arc<Area>, ranges: Vec<Range<u64>>) {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let steps = Arc::new(Mutex::new(Steps::new(ranges)));
     for _ in 0..processors.min(MAX_THREADS) {
@@ -76,13 +65,13 @@ pub(crate) fn populate_in_background<M: Mapping>(mapping: &Arc<M>, ranges: Vec<R
     }
 }
 
-fn populate<M: Mapping>(mapping: &Weak<M>, steps: &Mutex<Steps>) {
+fn populate(mapping: &Weak<Area>, steps: &Mutex<Steps>) {
     // Held for a step only, so that dropping the medium does not wait for more than that.
     while let Some(mapping) = mapping.upgrade() {
         let Some(step) = steps.lock().next() else {
             return;
         };
-        let (base, len) = mapping.area();
+        let (base, len, _) = mapping.parts();
         let end = step.end.min(to_u64(len));
         let bytes = to_usize(end.saturating_sub(step.start));
         if bytes > 0 && !populate_now(base.wrapping_add(to_usize(step.start)), bytes) {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::guard::Guard;
 use crate::convert::{to_u64, to_usize};
@@ -11,7 +12,7 @@ use crate::{PAGE_BYTES, PAGE_SIZE, cpu};
 /// first.
 pub(crate) struct RawBytes {
     base: *mut u8,
-    len: usize,
+    len: AtomicUsize,
     guard: Guard,
 }
 
@@ -22,19 +23,33 @@ unsafe impl Send for RawBytes {}
 unsafe impl Sync for RawBytes {}
 
 impl RawBytes {
+    /// Makes access to `len` bytes, which can become `most`.
+    ///
     /// # Errors
     /// The handler for lost pages cannot be installed.
     ///
     /// # Safety
-    /// `base` is valid for reads and writes of `len` bytes while the value is used, and a mapping of the caller's own.
-    pub(crate) unsafe fn new(base: *mut u8, len: usize) -> io::Result<Self> {
+    /// `base` is valid for reads and writes of `len` bytes while the value is used, and a mapping of the caller's own, which
+    /// has the address space up to `most`.
+    pub(crate) unsafe fn new(base: *mut u8, len: usize, most: usize) -> io::Result<Self> {
         // SAFETY: the caller's promise; code that uses lent bytes checks them afterwards (`Medium::check`).
-        let guard = unsafe { Guard::new(base, len)? };
+        let guard = unsafe { Guard::new(base, len, most)? };
+        let len = AtomicUsize::new(len);
         Ok(Self { base, len, guard })
     }
 
-    pub(crate) const fn capacity_bytes(&self) -> u64 {
-        to_u64(self.len)
+    /// Gives access to `len` bytes, if they are more than before.
+    ///
+    /// # Safety
+    /// They are valid for reads and writes as those given to [`new`](Self::new), and no more than `most`.
+    pub(crate) unsafe fn grow(&self, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.guard.grow(len) };
+        self.len.fetch_max(len, Ordering::Release);
+    }
+
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        to_u64(self.len.load(Ordering::Acquire))
     }
 
     pub(crate) fn lost_pages(&self) -> u64 {
@@ -86,7 +101,7 @@ impl RawBytes {
     /// Returns the address of a range, once it is known to lie inside.
     pub(crate) fn range(&self, at: u64, len_bytes: u64) -> io::Result<*mut u8> {
         match at.checked_add(len_bytes) {
-            Some(end) if end <= to_u64(self.len) => {
+            Some(end) if end <= self.capacity_bytes() => {
                 // SAFETY: at <= end <= len, so this stays within the mapping or one past its end.
                 Ok(unsafe { self.base.add(to_usize(at)) })
             }
@@ -94,7 +109,7 @@ impl RawBytes {
                 io::ErrorKind::InvalidInput,
                 format!(
                     "{len_bytes} bytes at {at:#x} are outside a medium of {:#x}",
-                    self.len
+                    self.capacity_bytes()
                 ),
             )),
         }

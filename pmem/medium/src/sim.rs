@@ -20,6 +20,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 
 use memmap2::{MmapMut, MmapRaw};
 use parking_lot::{Mutex, MutexGuard};
@@ -67,9 +68,11 @@ impl MediumEvent {
 /// Medium in memory that records all operations on it.
 pub struct SimMedium {
     raw: RawBytes,
-    _map: MmapRaw,
+    map: MmapRaw,
+    /// Offset of its first byte in the log, which several media may share.
+    base: u64,
     guarantee: Guarantee,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Default)]
@@ -99,14 +102,36 @@ impl SimMedium {
     /// As [`new`](Self::new).
     #[must_use]
     pub fn from_image(image: &[u8]) -> Self {
+        Self::beside(image, image.len(), 0, Arc::default())
+    }
+
+    /// Makes media with the given contents, all durable, and the given capacities, which can grow up to the contents'
+    /// lengths. They have one log, in which each begins where the one before ends: so a crash hits all of them at once.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    #[must_use]
+    pub fn several(images: &[(&[u8], usize)]) -> Vec<Self> {
+        let state: Arc<Mutex<State>> = Arc::default();
+        let mut base = 0;
+        let media = images.iter().map(|(image, capacity_bytes)| {
+            let medium = Self::beside(image, *capacity_bytes, base, Arc::clone(&state));
+            base += to_u64(image.len());
+            medium
+        });
+        media.collect()
+    }
+
+    fn beside(image: &[u8], capacity_bytes: usize, base: u64, state: Arc<Mutex<State>>) -> Self {
         let mut map = MmapMut::map_anon(image.len()).expect("map memory for the simulator");
         map.copy_from_slice(image);
         let map = MmapRaw::from(map);
         Self {
             // SAFETY: mapped, readable and writable, as long as `_map` lives beside it.
-            raw: unsafe { RawBytes::new(map.as_mut_ptr(), map.len()) }
+            raw: unsafe { RawBytes::new(map.as_mut_ptr(), capacity_bytes, map.len()) }
                 .expect("guard memory for the simulator"),
-            _map: map,
+            map,
+            base,
             guarantee: Guarantee {
                 kind: MediumKind::Simulated,
                 dax_errno: None,
@@ -115,16 +140,17 @@ impl SimMedium {
                 instruction: None,
                 emulated: None,
             },
-            state: Mutex::default(),
+            state,
         }
     }
 
     /// Returns all bytes as the program sees them.
     #[must_use]
     pub fn image(&self) -> Vec<u8> {
-        let mut image = vec![0; to_usize(self.capacity_bytes())];
+        let mut image = vec![0; self.map.len()];
+        let (used, _) = image.split_at_mut(to_usize(self.capacity_bytes()));
         // The whole medium is never out of range.
-        let _ = self.raw.read(0, &mut image);
+        let _ = self.raw.read(0, used);
         image
     }
 
@@ -182,7 +208,7 @@ impl SimMedium {
         let mut state = self.state();
         state.check()?;
         state.log.push(MediumEvent::Write {
-            at,
+            at: self.base + at,
             bytes: from.to_vec(),
         });
         Ok(())
@@ -250,7 +276,10 @@ impl Medium for SimMedium {
         self.raw.check(at, len_bytes)?;
         let mut state = self.state();
         state.check()?;
-        state.record(MediumEvent::Flush { at, len_bytes });
+        state.record(MediumEvent::Flush {
+            at: self.base + at,
+            len_bytes,
+        });
         state.flushes += 1;
         flushed.add(at, len_bytes);
         Ok(())
@@ -262,9 +291,21 @@ impl Medium for SimMedium {
         }
         let mut state = self.state();
         state.check()?;
-        state.record(MediumEvent::Fence(flushed.ranges().to_vec()));
+        let ranges = flushed.ranges().iter();
+        let ranges = ranges.map(|(start, end)| (self.base + start, self.base + end));
+        state.record(MediumEvent::Fence(ranges.collect()));
         state.fences += 1;
         flushed.clear();
+        Ok(())
+    }
+
+    fn grow(&self, capacity_bytes: u64) -> io::Result<()> {
+        self.state().check()?;
+        if capacity_bytes > to_u64(self.map.len()) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        // SAFETY: the mapping has so many bytes.
+        unsafe { self.raw.grow(to_usize(capacity_bytes)) };
         Ok(())
     }
 

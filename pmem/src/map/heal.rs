@@ -15,6 +15,7 @@
 use super::{PageMap, RunKind};
 use crate::PAGE_SIZE;
 use crate::error::{HealError, PageError};
+use permafrost_medium::Medium;
 use permafrost_medium::convert::to_usize;
 
 impl PageMap {

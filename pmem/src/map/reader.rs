@@ -13,8 +13,8 @@ use crate::checkpoint::StoredCheckpoint;
 use crate::error::{BlobError, MapFault, PageError, SegmentPlace, outside};
 use crate::ids::PageNo;
 use crate::{PAGE_BYTES, PAGE_SIZE};
-use permafrost_medium::LostPage;
 use permafrost_medium::convert::{to_u64, to_usize};
+use permafrost_medium::{LostPage, Medium};
 
 /// Zeros from which a blob's zero runs are passed on, a piece at a time.
 static ZEROS: [u8; 16 * PAGE_SIZE] = [0; 16 * PAGE_SIZE];
@@ -189,7 +189,7 @@ impl PageMap {
         run: &StoredRun,
     ) -> Result<Option<(BorrowedFd<'_>, u64)>, PageError> {
         let space = self.checkpoint.space();
-        let (Some(file), RunKind::Stored { location, .. }) = (space.medium.file(), run.kind) else {
+        let RunKind::Stored { location, .. } = run.kind else {
             return Ok(None);
         };
         self.read(run)?;
@@ -198,7 +198,8 @@ impl PageMap {
             .place(location, run.pages)
             .map_err(|_| outside(location))?;
         let at = space.locate(place, run.pages);
-        Ok(Some((file, at.map_err(|error| error.at(location))?)))
+        let at = at.map_err(|error| error.at(location))?;
+        Ok(space.medium.file_at(at))
     }
 
     /// Passes on a blob's bytes, `len_bytes` of them, in pieces of at most a segment.

@@ -9,6 +9,7 @@
 mod compaction;
 mod faults;
 mod healing;
+mod media;
 mod model;
 mod scenario;
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use permafrost_pmem::sim::{SimMedium, mix};
 use permafrost_pmem::{
-    CheckpointId, MapRoot, Medium, OpenError, PAGE_SIZE, Region, RunKind, StoredCheckpoint,
+    CheckpointId, FoundMember, MapRoot, Medium, MediumState, OpenError, PAGE_SIZE, RecoverOptions,
+    Region, RegionMember, RunKind, StoredCheckpoint,
 };
 
 /// Number that a page's content follows from; 0 is a page of zeros.
@@ -38,11 +39,35 @@ pub(crate) fn page(salt: Salt) -> Vec<u8> {
 /// Recovered region, the number of its state among the allowed ones, and its medium.
 pub(crate) type Recovered = (Option<Arc<Region>>, usize, Arc<SimMedium>);
 
+/// Returns a function that finds a region's other media, whose paths are their places in `others`.
+pub(crate) fn find(
+    others: &[Arc<SimMedium>],
+) -> impl FnMut(&RegionMember) -> Result<FoundMember, String> {
+    |member| {
+        let place: usize = member.path.to_str().unwrap().parse().unwrap();
+        let medium = others.get(place).ok_or("taken away")?;
+        Ok(FoundMember {
+            medium: Arc::clone(medium) as Arc<dyn Medium>,
+            path: member.path.clone(),
+        })
+    }
+}
+
 /// Opens an image and compares: it must be one of `allowed`, byte for byte. Returns the region, the number of its
 /// state, and the medium.
 pub(crate) fn recover(image: &[u8], allowed: &[&State]) -> Result<Recovered, String> {
-    let medium = Arc::new(SimMedium::from_image(image));
-    let found = match Region::open(Arc::clone(&medium) as Arc<dyn Medium>) {
+    recover_with(&Arc::new(SimMedium::from_image(image)), &[], allowed)
+}
+
+/// Opens a region of several media and compares, as [`recover`] does.
+pub(crate) fn recover_with(
+    medium: &Arc<SimMedium>,
+    others: &[Arc<SimMedium>],
+    allowed: &[&State],
+) -> Result<Recovered, String> {
+    let (medium, image) = (Arc::clone(medium), medium.image());
+    let first = Arc::clone(&medium) as Arc<dyn Medium>;
+    let found = match Region::open_all(first, RecoverOptions::default(), &mut find(others)) {
         Ok((region, _)) => Some(region),
         Err(OpenError::NotARegion) => {
             if medium.image() != image {
@@ -61,6 +86,11 @@ pub(crate) fn recover(image: &[u8], allowed: &[&State]) -> Result<Recovered, Str
     // No crash is damage.
     if let Some(failure) = region.failure() {
         return Err(format!("takes no writes: {failure}"));
+    }
+    for medium in region.media() {
+        if let Some(problem) = medium.problem {
+            return Err(format!("medium {}: {problem}", medium.number));
+        }
     }
     if let Some(damaged) = region.damaged().first() {
         return Err(format!("{damaged:?}"));
@@ -112,21 +142,28 @@ pub(crate) fn check(region: &Region, state: &State) -> Result<(), String> {
         check_content(checkpoint, expected).map_err(|e| format!("{id}: {e}"))?;
         held.extend(checkpoint.segment_numbers());
     }
-    let usage = region.usage();
-    let free = usage.free_bytes / usage.segment_bytes;
     // Of packed segments several are in one slot, which is counted by the survey.
-    let used = region.survey(&crate::scenario::roots).used_bytes() / usage.segment_bytes;
-    if free + used != usage.segments || used > held.len() as u64 {
+    let used = region.survey(&crate::scenario::roots).used_bytes();
+    let media = region.media();
+    let counted: u64 = media.iter().map(|medium| medium.used_bytes).sum();
+    let wrong = media.iter().find(|medium| {
+        let free = medium.capacity_bytes - medium.used_bytes;
+        medium.state == MediumState::Active && medium.free_bytes != free
+    });
+    if used != counted || wrong.is_some() || used / region.usage().segment_bytes > held.len() as u64
+    {
         return Err(format!(
-            "{free} free and {used} used of {} slots, {} segments held",
-            usage.segments,
+            "{used} bytes used, {} segments held, media {media:?}",
             held.len()
         ));
     }
     Ok(())
 }
 
-fn check_content(checkpoint: &Arc<StoredCheckpoint>, expected: &Sealed) -> Result<(), String> {
+pub(crate) fn check_content(
+    checkpoint: &Arc<StoredCheckpoint>,
+    expected: &Sealed,
+) -> Result<(), String> {
     let manifest = checkpoint
         .manifest()
         .map_err(|e| format!("manifest: {e}"))?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use permafrost_pmem::sim::{MediumEvent, SimMedium, mix};
 use permafrost_pmem::{
     CheckpointId, CleanError, FormatOptions, JournalError, MapCursor, MapRoot, Medium, PAGE_SIZE,
-    Region, RegionUuid, SealError, Shadow, ShadowError, StoredCheckpoint,
+    RecoverOptions, Region, RegionUuid, SealError, Shadow, ShadowError, StoredCheckpoint,
 };
 
 use crate::model::{self, Pages, Salt, Sealed, State, page};
@@ -48,6 +48,8 @@ pub(crate) struct Played {
 pub(crate) struct Player {
     pub(crate) rng: Rng,
     pub(crate) medium: Arc<SimMedium>,
+    /// Media that can be added to the region; their path is their place here.
+    pub(crate) others: Vec<Arc<SimMedium>>,
     pub(crate) region: Option<Arc<Region>>,
     /// The last one is current.
     pub(crate) states: Vec<State>,
@@ -61,6 +63,7 @@ impl Player {
         Self {
             rng: Rng::new(seed),
             medium: Arc::new(SimMedium::new(CAPACITY)),
+            others: Vec::new(),
             region: None,
             states: vec![None],
             pending: None,
@@ -78,6 +81,7 @@ impl Player {
         Self {
             rng: Rng::new(seed),
             medium,
+            others: Vec::new(),
             region: Some(region),
             states: vec![state],
             pending: None,
@@ -142,14 +146,13 @@ impl Player {
 
     pub(crate) fn open(&mut self) {
         self.region = None;
-        self.region = Some(
-            Region::open(Arc::clone(&self.medium) as Arc<dyn Medium>)
-                .unwrap()
-                .0,
-        );
+        let medium = Arc::clone(&self.medium) as Arc<dyn Medium>;
+        let options = RecoverOptions::default();
+        let opened = Region::open_all(medium, options, &mut model::find(&self.others));
+        self.region = Some(opened.unwrap().0);
     }
 
-    fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         match self.rng.below(21) {
             0..=8 => self.dump(),
             9..=10 => self.two_dumps_at_once(),
@@ -263,7 +266,7 @@ impl Player {
         model::check(&region, self.states.last().unwrap()).unwrap();
     }
 
-    fn pick(&mut self) -> Option<CheckpointId> {
+    pub(crate) fn pick(&mut self) -> Option<CheckpointId> {
         let state = self.current();
         let n = self.rng.below(state.len().max(1) as u64);
         state.keys().nth(usize::try_from(n).unwrap()).copied()
