@@ -19,7 +19,7 @@ use permafrost_medium::{Flushed, LostPage, Medium};
 /// Bytes to zero of a remnant: the chunk that is written atomically and has the checksum.
 pub(crate) const REMNANT_BYTES: usize = 8;
 
-/// What opening writes to make both copies of the journal whole again.
+/// A write of opening, which makes both copies of the journal whole again.
 pub(crate) enum Repair {
     /// A copy of a record, at this offset.
     Record(u64, [u8; RECORD_BYTES]),
