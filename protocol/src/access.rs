@@ -302,3 +302,30 @@ fn checkpoint(name: &str) -> Result<CheckpointRef, RequestError> {
 fn shortened(name: &str) -> String {
     name.chars().take(64).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn applying_rules_needs_the_rights_of_removing() {
+        let access = |namespace: &str, job: &str, dry_run| {
+            pruned(&local::Prune {
+                namespace: namespace.to_owned(),
+                job: job.to_owned(),
+                dry_run,
+            })
+        };
+        let any: JobName = "a/any".parse().unwrap();
+        let job: JobName = "a/job".parse().unwrap();
+        assert_eq!(access("", "", true), Ok(Access::ReadVisible));
+        assert_eq!(access("", "", false), Ok(Access::Operate));
+        assert_eq!(access("a", "", true), Ok(Access::Read(any.clone())));
+        assert_eq!(access("a", "", false), Ok(Access::Delete(any)));
+        assert_eq!(access("a", "a/job", false), Ok(Access::Delete(job.clone())));
+        assert_eq!(access("", "a/job", true), Ok(Access::Read(job)));
+        let other = access("b", "a/job", false);
+        assert!(matches!(other, Err(RequestError::OtherNamespace { .. })));
+        assert!(access("a/b", "", true).is_err() && access("", "a//b", true).is_err());
+    }
+}

@@ -1,8 +1,8 @@
 //! Tests of removing, pinning and verifying checkpoints.
 
 use permafrost_protocol::control::{
-    Checkpoint, Checkpoints, Done, NodeList, NodeStatus, Progress, SessionOpened, Verified, reply,
-    request,
+    Checkpoint, Checkpoints, Done, NodeList, NodeStatus, Progress, Pruned, PrunedGeneration,
+    RetentionRule, RetentionRules, SessionOpened, Verified, reply, request,
 };
 use permafrost_protocol::manifest::DumpedProcess;
 
@@ -46,6 +46,109 @@ fn rm_wants_a_generation_or_all() {
             last: false,
         })
     );
+}
+
+#[test]
+fn prune_says_what_goes_and_fails_if_something_could_not() {
+    let daemon = Daemon::start(|request| {
+        let request::Body::Prune(prune) = request else {
+            panic!()
+        };
+        let one = |generation, rule: &str, goes, error: &str| PrunedGeneration {
+            job: "train".to_owned(),
+            generation,
+            bytes: 1 << 20,
+            rule: rule.to_owned(),
+            goes,
+            error: error.to_owned(),
+            ..PrunedGeneration::default()
+        };
+        let error = if prune.dry_run {
+            ""
+        } else {
+            "train@2 is pinned"
+        };
+        vec![reply::Body::Pruned(Pruned {
+            generations: vec![
+                one(1, "expired", true, ""),
+                one(2, "job-quota", true, error),
+                one(3, "newest", false, ""),
+            ],
+            removed: 1 + u64::from(prune.dry_run),
+            removed_bytes: 1 << 20,
+        })]
+    });
+    let asked = daemon.run(&["prune", "--job", "train", "--dry-run"]);
+    assert_exit(&asked, 0);
+    let said = stdout(&asked);
+    assert!(said.contains("2 checkpoints would be removed"), "{said}");
+    let done = daemon.run(&["prune", "--job", "train"]);
+    assert_exit(&done, 4);
+    let said = stdout(&done);
+    for word in [
+        "removed",
+        "not removed",
+        "job-quota: train@2 is pinned",
+        "stays",
+        "newest",
+    ] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    assert!(stderr(&done).contains("1 checkpoint was not removed"));
+}
+
+#[test]
+fn retention_sends_the_rule_and_shows_those_that_there_are() {
+    let daemon = Daemon::start(|request| {
+        let request::Body::SetRetention(set) = request else {
+            panic!()
+        };
+        let rules = set.rule.clone().into_iter().collect();
+        vec![reply::Body::Retention(RetentionRules { rules })]
+    });
+    let set = [
+        "retention",
+        "set",
+        "--namespace",
+        "team",
+        "--job",
+        "night-*",
+        "--keep-last",
+        "3",
+        "--keep-within",
+        "30d",
+        "--max-bytes",
+        "1T",
+        "--max-checkpoints",
+        "9",
+        "--over-quota",
+        "remove-oldest",
+    ];
+    let said = stdout(&daemon.run(&set));
+    for word in [
+        "team",
+        "night-*",
+        "last 3, within 30d",
+        "1.0 TiB, 9 checkpoints",
+        "remove-oldest",
+    ] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    let rule = RetentionRule {
+        namespace: "team".to_owned(),
+        jobs: "night-*".to_owned(),
+        keep_all: false,
+        keep_last: Some(3),
+        keep_within_s: Some(30 * 86_400),
+        max_bytes: Some(1 << 40),
+        max_checkpoints: Some(9),
+        over_quota: "remove-oldest".to_owned(),
+    };
+    let sent = request::SetRetention {
+        rule: Some(rule),
+        remove: false,
+    };
+    assert_eq!(daemon.only_request().0, request::Body::SetRetention(sent));
 }
 
 #[test]

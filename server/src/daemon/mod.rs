@@ -43,6 +43,7 @@ use crate::denials::{DENIED_FILE, DenialLists};
 use crate::metrics::{self, CertificateNumbers, Metrics};
 use crate::peers::NodeHandler;
 
+pub use policies::SignedPolicies;
 pub use source::node_entry;
 pub use startup::StartError;
 

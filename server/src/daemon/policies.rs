@@ -35,7 +35,7 @@ pub(super) fn recorded_by(audit: &Arc<Audit>) -> RemovalReceiver {
 ///
 /// Any client that may write to etcd could write policies that remove everything. So the node that sets them signs
 /// them, and the others believe only a node whose certificate they trust.
-pub(super) struct SignedPolicies {
+pub struct SignedPolicies {
     registry: EtcdRegistry,
     identity: Arc<ReloadingIdentity>,
 }
@@ -50,11 +50,17 @@ struct Document {
 }
 
 impl SignedPolicies {
-    pub(super) fn new(registry: EtcdRegistry, identity: Arc<ReloadingIdentity>) -> Self {
+    /// Returns the keeper over a registry, which signs with this identity and believes the nodes that it trusts.
+    #[must_use]
+    pub fn new(registry: EtcdRegistry, identity: Arc<ReloadingIdentity>) -> Self {
         Self { registry, identity }
     }
 
-    fn sign(&self, policies: &[u8]) -> Result<Vec<u8>, StoreError> {
+    /// Signs a document, as it is put into the registry.
+    ///
+    /// # Errors
+    /// The key cannot sign.
+    pub fn sign(&self, policies: &[u8]) -> Result<Vec<u8>, StoreError> {
         let policies = String::from_utf8_lossy(policies).into_owned();
         let signed = self.identity.sign(statement(&policies).as_bytes());
         let unsigned = |reason: String| StoreError::port(PolicyError::Unsigned { reason });

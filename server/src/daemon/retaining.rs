@@ -9,6 +9,9 @@ use permafrost_clustered::ClusteredStore;
 /// Longest time until the rules are applied to a job that has had a dump.
 const TICK: Duration = Duration::from_secs(1);
 
+/// Period at which the policies are read again: another node may have set some.
+const REFRESH: Duration = Duration::from_secs(10);
+
 /// Function that returns true while this node decides for its cluster.
 pub(super) type Decides = Box<dyn Fn() -> bool + Send>;
 
@@ -19,23 +22,21 @@ pub(super) struct Retaining {
 }
 
 impl Retaining {
-    /// Starts the thread; without an interval, none. `decides` is absent on a single node.
+    /// Starts the thread. Without an interval it only reads the policies, as quotas of theirs hold all the same.
+    /// `decides` is absent on a single node.
     pub(super) fn begin(
         store: &Arc<ClusteredStore>,
         interval: Option<Duration>,
         decides: Option<Decides>,
     ) -> Self {
         let stopped = Arc::new(AtomicBool::new(false));
-        let thread = interval.and_then(|interval| {
-            let (store, stopped) = (Arc::downgrade(store), Arc::clone(&stopped));
-            let decides = decides.unwrap_or_else(|| Box::new(|| true));
-            let spawned = std::thread::Builder::new()
-                .name("retention".to_owned())
-                .spawn(move || run(&store, interval, &decides, &stopped));
-            spawned
-                .inspect_err(|error| tracing::error!(%error, "no thread for retention"))
-                .ok()
-        });
+        let (weak, ends) = (Arc::downgrade(store), Arc::clone(&stopped));
+        let decides = decides.unwrap_or_else(|| Box::new(|| true));
+        let thread = std::thread::Builder::new()
+            .name("retention".to_owned())
+            .spawn(move || run(&weak, interval, &decides, &ends))
+            .inspect_err(|error| tracing::error!(%error, "no thread for retention"))
+            .ok();
         Self { stopped, thread }
     }
 
@@ -51,23 +52,42 @@ impl Retaining {
     }
 }
 
-fn run(store: &Weak<ClusteredStore>, interval: Duration, decides: &Decides, stopped: &AtomicBool) {
+fn run(
+    store: &Weak<ClusteredStore>,
+    interval: Option<Duration>,
+    decides: &Decides,
+    stopped: &AtomicBool,
+) {
     let is_stopped = || stopped.load(Ordering::Relaxed);
-    let mut last = Instant::now();
+    let (mut last, mut refreshed) = (Instant::now(), Instant::now());
+    let mut is_failing = false;
     while !is_stopped() {
-        std::thread::park_timeout(TICK.min(interval));
+        std::thread::park_timeout(interval.unwrap_or(TICK).min(TICK));
         let Some(store) = store.upgrade() else { return };
         if is_stopped() {
             return;
         }
-        store.apply_to_sealed(&is_stopped);
-        if last.elapsed() < interval {
-            continue;
+        let is_due = interval.is_some_and(|interval| last.elapsed() >= interval);
+        if interval.is_some() {
+            store.apply_to_sealed(&is_stopped);
         }
-        if let Err(error) = store.apply_retention(decides(), &is_stopped) {
-            let error: &dyn std::error::Error = &error;
+        let done = if is_due {
+            last = Instant::now();
+            store.apply_retention(decides(), &is_stopped)
+        } else if refreshed.elapsed() >= REFRESH {
+            refreshed = Instant::now();
+            store.refresh_policies().map(drop)
+        } else {
+            continue;
+        };
+        // Once for each failure: it is tried again all the time.
+        if let Err(error) = done
+            .as_ref()
+            .map_err(|error| error as &dyn std::error::Error)
+            && !is_failing
+        {
             tracing::warn!(error, "retention not applied");
         }
-        last = Instant::now();
+        is_failing = done.is_err();
     }
 }

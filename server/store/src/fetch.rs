@@ -9,6 +9,7 @@ use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
 use super::dump::{Parent, map_root};
 use super::reader::{LocalCheckpoint, ReadError};
 use super::{Store, StoreError, digest, manifest_of};
+use crate::in_use::ReadGuard;
 use crate::{ContentDigest, MissingObject};
 
 /// Pages handed out at once: the capacity of a wire frame.
@@ -17,6 +18,8 @@ const CHUNK_PAGES: u32 = 64;
 /// A checkpoint that is being read to pass it on. Its segments are kept until this is dropped.
 pub struct Fetch {
     reader: LocalCheckpoint,
+    /// Retention leaves the checkpoint alone for a while.
+    _read: ReadGuard,
     digest: ContentDigest,
     parent: Option<Parent>,
     /// Map of each address space, and that of its counterpart in the parent.
@@ -74,6 +77,7 @@ impl Store {
             maps.push((reader.map(space)?, theirs));
         }
         Ok(Fetch {
+            _read: self.reads.begin(checkpoint, true),
             reader,
             digest,
             parent,

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Time for which a checkpoint counts as being read after the last read of it: a restore through an agent reads one
-/// file after another.
+/// Time for which a checkpoint counts as being read after a read of one of its files: a restore through an agent reads
+/// one file after another.
 const LINGER: Duration = Duration::from_secs(30);
 
 /// Number of entries from which those that are over are looked for.
@@ -19,13 +19,14 @@ pub(super) struct Reads(Mutex<HashMap<String, Reading>>);
 
 struct Reading {
     readers: usize,
-    /// End of the last read.
-    ended: Instant,
+    /// End of the last read of a file.
+    file_ended: Option<Instant>,
 }
 
 impl Reading {
     fn counts(&self) -> bool {
-        self.readers > 0 || self.ended.elapsed() < LINGER
+        let lingers = |ended: Instant| ended.elapsed() < LINGER;
+        self.readers > 0 || self.file_ended.is_some_and(lingers)
     }
 }
 
@@ -33,23 +34,26 @@ impl Reading {
 pub(super) struct ReadGuard {
     reads: Arc<Reads>,
     id: String,
+    /// True if the read is of one file, and others may follow.
+    of_file: bool,
 }
 
 impl Reads {
-    /// Begins a read.
-    pub(super) fn begin(self: &Arc<Self>, id: &str) -> ReadGuard {
+    /// Begins a read; `of_file` for a read of one file, after which others may follow.
+    pub(super) fn begin(self: &Arc<Self>, id: &str, of_file: bool) -> ReadGuard {
         let mut reads = self.0.lock();
         if reads.len() >= LOOK_FROM {
             reads.retain(|_, reading| reading.counts());
         }
         let reading = reads.entry(id.to_owned()).or_insert_with(|| Reading {
             readers: 0,
-            ended: Instant::now(),
+            file_ended: None,
         });
         reading.readers += 1;
         ReadGuard {
             reads: Arc::clone(self),
             id: id.to_owned(),
+            of_file,
         }
     }
 
@@ -70,7 +74,9 @@ impl Drop for ReadGuard {
     fn drop(&mut self) {
         if let Some(reading) = self.reads.0.lock().get_mut(&self.id) {
             reading.readers = reading.readers.saturating_sub(1);
-            reading.ended = Instant::now();
+            if self.of_file {
+                reading.file_ended = Some(Instant::now());
+            }
         }
     }
 }
@@ -82,17 +88,19 @@ mod tests {
     #[test]
     fn a_checkpoint_is_in_use_while_it_is_read_and_a_moment_longer() {
         let reads = Arc::<Reads>::default();
-        let (first, second) = (reads.begin("a"), reads.begin("a"));
-        drop(first);
+        let (whole, file) = (reads.begin("a", false), reads.begin("a", true));
+        drop(whole);
         assert!(reads.has("a") && !reads.has("b"));
-        drop(second);
+        drop(file);
         assert_eq!(reads.all(), ["a"], "the next file may be asked for at once");
         if let Some(reading) = reads.0.lock().get_mut("a") {
-            reading.ended = Instant::now().checked_sub(LINGER).unwrap();
+            reading.file_ended = Instant::now().checked_sub(LINGER);
         }
         assert!(!reads.has("a") && reads.all().is_empty());
+        drop(reads.begin("b", false));
+        assert!(!reads.has("b"), "all of it was read");
         let _many: Vec<_> = (0..=LOOK_FROM)
-            .map(|n| reads.begin(&n.to_string()))
+            .map(|n| reads.begin(&n.to_string(), false))
             .collect();
         assert!(!reads.0.lock().contains_key("a"), "forgotten");
     }

@@ -66,7 +66,7 @@ impl Store {
         let manifest = manifest_of(&checkpoint)?;
         check_listed_as(&record, &manifest)?;
         Ok(LocalCheckpoint {
-            _read: self.reads.begin(&record.id),
+            _read: self.reads.begin(&record.id, false),
             name: checkpoint_name(&record),
             record,
             manifest,

@@ -6,6 +6,7 @@ mod members;
 mod operating;
 mod outages;
 mod registry;
+mod retention;
 mod security;
 mod storms;
 mod support;

@@ -7,4 +7,5 @@ mod agents;
 mod damage;
 mod many;
 mod nodes;
+mod retention;
 mod support;

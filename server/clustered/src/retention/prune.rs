@@ -93,7 +93,10 @@ impl ClusteredStore {
         if policies.is_empty() || !(decides || counts) {
             return Ok(());
         }
-        let mut used = BTreeMap::new();
+        let namespaces = policies.namespaces();
+        let mut used: BTreeMap<String, Stored> = namespaces
+            .map(|namespace| (namespace.to_owned(), Stored::default()))
+            .collect();
         for (namespace, mut listed) in by_namespace(self.listed_generations(None)?) {
             let Some(policy) = policies.of(&namespace) else {
                 continue;

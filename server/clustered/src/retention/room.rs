@@ -129,6 +129,14 @@ impl ClusteredStore {
         policy: &NamespacePolicy,
         bytes: u64,
     ) -> Result<bool, StoreError> {
+        let used = self.retention.used.lock();
+        let is_counted = used
+            .as_ref()
+            .is_some_and(|(_, used)| used.contains_key(namespace));
+        drop(used);
+        if self.services.is_some() && !is_counted && limits_of(policy).is_some() {
+            self.count(namespace)?;
+        }
         if !self.is_over(namespace, policy, bytes, 1) {
             return Ok(false);
         }
@@ -141,12 +149,7 @@ impl ClusteredStore {
             return Ok(true);
         };
         if !is_fresh {
-            let mut listed = self.listed_generations(None)?;
-            listed.retain(|one| namespace_of(&one.record.job) == Ok(namespace));
-            let mut used = self.retention.used.lock();
-            let (at, used) = used.get_or_insert_with(|| (Instant::now(), BTreeMap::new()));
-            *at = Instant::now();
-            used.insert(namespace.to_owned(), use_of(&listed));
+            self.count(namespace)?;
         }
         let used = self.namespace_use(namespace);
         if !exceeds(
@@ -171,6 +174,17 @@ impl ClusteredStore {
             removes_oldest: false,
         };
         Err(refusal(namespace, exceeded).into())
+    }
+
+    /// Counts the use of a namespace of a cluster.
+    fn count(&self, namespace: &str) -> Result<(), StoreError> {
+        let mut listed = self.listed_generations(None)?;
+        listed.retain(|one| namespace_of(&one.record.job) == Ok(namespace));
+        let mut used = self.retention.used.lock();
+        let (at, used) = used.get_or_insert_with(|| (Instant::now(), BTreeMap::new()));
+        *at = Instant::now();
+        used.insert(namespace.to_owned(), use_of(&listed));
+        Ok(())
     }
 }
 

@@ -25,8 +25,10 @@ impl Registry for List {
         Ok(())
     }
 
-    fn withdraw(&self, _: &Checkpoint) -> Result<(), StoreError> {
-        panic!("nothing is removed");
+    fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
+        let mut list = self.0.lock();
+        list.0.retain(|entry| entry.checkpoint.id != checkpoint.id);
+        Ok(())
     }
 
     fn is_withdrawn(&self, _: &Checkpoint) -> Result<bool, StoreError> {
