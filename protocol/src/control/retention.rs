@@ -44,7 +44,7 @@ pub struct RetentionRules {
 /// Result of applying the rules of retention.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct Pruned {
-    /// Generations, and what the rules say about each.
+    /// Generations, and what the rules say about each; at most 65,536: those that stay are left out first.
     #[prost(message, repeated, tag = "1")]
     pub generations: Vec<PrunedGeneration>,
     /// Number of generations that were removed; of a dry run: that would be.

@@ -22,6 +22,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Most checkpoints that are remembered to have been found as they are listed.
 const MAX_CONFIRMED: usize = 16_384;
 
+/// Most generations that a reply names: a message has a limit.
+const MAX_NAMED: usize = 65_536;
+
 /// A listed generation.
 pub(super) struct Listed {
     pub(super) record: control::Checkpoint,
@@ -74,6 +77,10 @@ impl ClusteredStore {
             };
             let done = self.carry_out(&policy, &listed, None, prune.dry_run, &|| false);
             add(&mut all, done.pruned);
+        }
+        if all.generations.len() > MAX_NAMED {
+            all.generations.retain(|one| one.goes);
+            all.generations.truncate(MAX_NAMED);
         }
         Ok(all)
     }
@@ -155,6 +162,21 @@ impl ClusteredStore {
     /// [`SealingError::LastOne`]; the checkpoints cannot be listed.
     pub(crate) fn check_not_last(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
         if record.generation == 0 {
+            return Ok(());
+        }
+        // Nearly always the newest one is another one, and good: not all of them have to be listed.
+        let head = match self.registry() {
+            Some(registry) => {
+                let head = registry.find(&record.job, 0)?;
+                let good = head.filter(|head| head.good().next().is_some());
+                good.map(|head| head.checkpoint)
+            }
+            None => {
+                let head = self.local.record(&record.job, None)?;
+                head.filter(|head| self.local.damage(&head.id).is_none())
+            }
+        };
+        if head.is_some_and(|head| head.id != record.id && is_dump(&head)) {
             return Ok(());
         }
         let listed = self.listed_generations(Some(&record.job))?;
