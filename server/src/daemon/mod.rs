@@ -288,7 +288,7 @@ impl Daemon {
         self.expiry.abort();
         self.watching.abort();
         self.cleaning.end();
-        self.retaining.end();
+        self.retaining.stop();
         // Who waits has begun nothing.
         self.queues.stop();
         self.answers.stop().await;
@@ -296,10 +296,10 @@ impl Daemon {
         drop(self.metrics);
         self.store.stop();
         // It ends with what it is reading.
-        let background = (self.scrubbing, self.probing);
+        let background = (self.scrubbing, self.probing, self.retaining);
         let ended = tokio::task::spawn_blocking(move || drop(background)).await;
         if ended.is_err() {
-            tracing::error!("the scrub or the probes did not end");
+            tracing::error!("the scrub, the probes or retention did not end");
         }
         if let Some(member) = self.member {
             member.leave().await;

@@ -15,7 +15,7 @@ const REFRESH: Duration = Duration::from_secs(10);
 /// Function that returns true while this node decides for its cluster.
 pub(super) type Decides = Box<dyn Fn() -> bool + Send>;
 
-/// Thread that applies the rules. Dropped, it ends after the removal that it is in.
+/// Thread that applies the rules. Dropped, it is waited for: it ends after the removal that it is in.
 pub(super) struct Retaining {
     stopped: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -40,14 +40,24 @@ impl Retaining {
         Self { stopped, thread }
     }
 
-    /// Ends the thread, and waits for it.
-    pub(super) fn end(mut self) {
+    /// Has the thread end soon: it may be waiting for the registry.
+    pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = &self.thread {
             thread.thread().unpark();
-            if thread.join().is_err() {
-                tracing::error!("retention failed");
-            }
+        }
+    }
+}
+
+impl Drop for Retaining {
+    fn drop(&mut self) {
+        self.stop();
+        if self
+            .thread
+            .take()
+            .is_some_and(|thread| thread.join().is_err())
+        {
+            tracing::error!("retention failed");
         }
     }
 }
