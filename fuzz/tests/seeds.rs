@@ -164,7 +164,6 @@ fn manifest() -> Seeds {
         stored_pages: 5,
         zero_pages: 3,
         parent_pages: 1,
-        runs: 4,
         ..AddressSpace::default()
     };
     let whole = Manifest {

@@ -41,6 +41,8 @@ pub(crate) struct Allocator {
     next_number: u32,
     /// Held segments with room behind their last page, by medium, and that room's first page.
     tails: BTreeMap<(usize, SegmentNo), u32>,
+    /// Held segments without a page that a listed checkpoint refers to.
+    dead: HashSet<SegmentNo>,
     /// True while every sealed checkpoint has its holders, and the region can be written: what has no holder is free.
     pub(crate) is_complete: bool,
 }
@@ -163,6 +165,7 @@ impl Allocator {
             order: Vec::new(),
             next_number: 0,
             tails: BTreeMap::new(),
+            dead: HashSet::new(),
             is_complete: false,
         }
     }
@@ -177,6 +180,12 @@ impl Allocator {
         if !self.is_free(segment) && page + MIN_TAIL_PAGES <= geometry.segment_pages() {
             self.tails.insert((slot.medium(), segment), page);
         }
+    }
+
+    /// Notes segments of which a survey has found no live page, and has taken the tails. They stay so: what refers to a
+    /// page was written, or has found the page through a listed checkpoint.
+    pub(crate) fn add_dead(&mut self, segments: impl Iterator<Item = SegmentNo>) {
+        self.dead.extend(segments);
     }
 
     /// Forgets the other tails: nothing is appended to their segments from now on.
@@ -288,6 +297,7 @@ impl Allocator {
         if self.holders[index] > 0 {
             return false;
         }
+        self.dead.remove(&segment);
         if let Some(slot) = slot {
             self.tails.remove(&(slot.medium(), segment));
             self.vacate(slot);
@@ -516,10 +526,6 @@ impl Lease {
         (Self { space, extents }, chosen)
     }
 
-    pub(crate) fn extents(&self) -> &[Extent] {
-        &self.extents
-    }
-
     pub(crate) fn count(&self) -> u64 {
         self.extents
             .iter()
@@ -576,6 +582,8 @@ pub(crate) struct Holdings {
     own: Vec<SegmentNo>,
     /// Segment of the last query: nearly always the next one too.
     recent: Option<SegmentNo>,
+    /// Lease of the checkpoint whose segments were taken last.
+    inherited: Option<Arc<Lease>>,
     /// Tail that is being written to, as it was taken.
     tail: Option<(SegmentNo, u32)>,
 }
@@ -587,6 +595,7 @@ impl Holdings {
             segments: BTreeSet::new(),
             own: Vec::new(),
             recent: None,
+            inherited: None,
             tail: None,
         }
     }
@@ -669,6 +678,25 @@ impl Holdings {
         self.recent = Some(segment);
         if self.segments.insert(segment.0) {
             self.space.hold(std::iter::once(segment));
+        }
+    }
+
+    /// Holds all segments that a checkpoint holds, but not those without a live page: nothing in them can be referred to.
+    pub(crate) fn inherit(&mut self, lease: &Arc<Lease>) {
+        if self
+            .inherited
+            .as_ref()
+            .is_some_and(|last| Arc::ptr_eq(last, lease))
+        {
+            return;
+        }
+        self.inherited = Some(Arc::clone(lease));
+        let mut allocator = self.space.allocator();
+        for segment in lease.segments() {
+            if !allocator.dead.contains(&segment) && self.segments.insert(segment.0) {
+                let slot = self.space.table.slot(segment);
+                allocator.hold(segment, slot);
+            }
         }
     }
 

@@ -31,7 +31,7 @@ use crate::error::{CleanError, SegmentPlace};
 use crate::geometry::Geometry;
 use crate::ids::{PageNo, SegmentNo, SlotNo};
 use crate::layout::PackedHeader;
-use crate::map::MapRoot;
+use crate::map::{MapRoot, Visited};
 use crate::region::Region;
 use crate::space::{Space, StoredPages, packed_checksum};
 use crate::table::{Position, packed_header_bytes};
@@ -149,10 +149,11 @@ impl Survey {
 
 impl Region {
     /// Finds the live pages of all checkpoints. `roots` returns the map roots that a checkpoint's manifest names, `None` if
-    /// it cannot be read. Reads all maps: a page for each 127 runs.
+    /// it cannot be read. Reads all maps, what they share once.
     pub fn survey(&self, roots: &dyn Fn(&Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>>) -> Survey {
         let space = self.space();
         let (mut live, mut leases) = (HashMap::new(), Vec::new());
+        let mut visited = Visited::default();
         let mut holders: HashMap<SegmentNo, u32> = HashMap::new();
         let mut unknown: HashSet<SegmentNo> = HashSet::new();
         for id in self.ids() {
@@ -164,7 +165,8 @@ impl Region {
                 *holders.entry(segment).or_default() += 1;
                 live.entry(segment).or_insert_with(StoredPages::default);
             }
-            let marked = roots(&checkpoint).and_then(|roots| mark(&checkpoint, &roots, &mut live));
+            let marked = roots(&checkpoint)
+                .and_then(|roots| mark(&checkpoint, &roots, &mut visited, &mut live));
             if marked.is_none() {
                 unknown.extend(lease.segments());
             }
@@ -181,6 +183,10 @@ impl Region {
             let size = live.get(&segment).map(PackedSize::of);
             unknown.contains(&segment) || size.is_none_or(|size| !size.is_sparse(&space.geometry))
         });
+        let dead = |(segment, live): (&SegmentNo, &StoredPages)| {
+            (live.count() == 0 && !unknown.contains(segment)).then_some(*segment)
+        };
+        allocator.add_dead(live.iter().filter_map(dead));
         drop(allocator);
         let mut survey = Survey {
             used_bytes: 0,
@@ -371,23 +377,22 @@ impl Survey {
 fn mark(
     checkpoint: &Arc<StoredCheckpoint>,
     roots: &[MapRoot],
+    visited: &mut Visited,
     live: &mut HashMap<SegmentNo, StoredPages>,
 ) -> Option<()> {
     let geometry = checkpoint.space().geometry;
     let mut outside = false;
-    let mut insert = |first: PageNo, pages: u32| match geometry.place(first, pages) {
-        Ok(place) => live
-            .entry(place.segment)
-            .or_default()
-            .insert(place.page, pages),
+    let mut insert = |page: PageNo| match geometry.place(page, 1) {
+        Ok(place) => live.entry(place.segment).or_default().insert(place.page, 1),
         Err(_) => outside = true,
     };
     for page in checkpoint.root_pages().ok()? {
-        insert(page, 2);
+        insert(page);
+        insert(page.plus(1));
     }
     let maps = roots.iter().map(|root| checkpoint.map(root));
     for map in maps.chain([checkpoint.manifest_map()]) {
-        map.visit(&mut insert).ok()?;
+        map.visit(visited, &mut insert).ok()?;
     }
     (!outside).then_some(())
 }

@@ -34,7 +34,6 @@ mod geometry;
 pub mod heap;
 mod ids;
 mod journal;
-pub mod layout;
 mod map;
 mod media;
 mod members;
@@ -67,6 +66,7 @@ pub use media::RegionMedium;
 pub use members::{
     FindMember, FoundMember, MediumState, NoTierName, RegionMember, TierName, member_uuid,
 };
+pub use permafrost_layout as layout;
 pub use permafrost_medium::{
     Emulation, Flushed, Guarantee, LostPage, Medium, MediumError, MediumKind, NoDevice,
     OpenOptions, PAGE_SIZE, create_medium_in_memory, emulate, open_medium, sim,

@@ -22,6 +22,7 @@ pub(crate) struct SegmentWriter {
     space: Arc<Space>,
     holdings: Holdings,
     open: Option<OpenSegment>,
+    nodes: Option<NodePage>,
     /// Allocated ahead of need, last one first.
     reserved: Vec<Allocated>,
     pages_written: u64,
@@ -29,6 +30,15 @@ pub(crate) struct SegmentWriter {
     has_begun: bool,
     /// Flushed, and no fence came after it.
     flushed: Flushed,
+}
+
+/// A page of map nodes that has room for more. Its place is taken, and blank; it is written before its segment's header.
+struct NodePage {
+    location: PageNo,
+    /// Its place in the open segment.
+    place: u32,
+    used: usize,
+    bytes: Box<[u8; PAGE_SIZE]>,
 }
 
 /// Bytes of an entry of a header's checksums.
@@ -55,6 +65,7 @@ impl SegmentWriter {
             space: Arc::clone(space),
             holdings: Holdings::new(space),
             open: None,
+            nodes: None,
             reserved: Vec::new(),
             pages_written: 0,
             has_begun: false,
@@ -119,6 +130,47 @@ impl SegmentWriter {
         }
     }
 
+    /// Writes a map node of less than a page behind others, and returns its page and its byte offset there.
+    pub(crate) fn append_node(&mut self, node: &[u8]) -> Result<(PageNo, u16), ShadowError> {
+        let room = |page: &NodePage| page.used + node.len() <= PAGE_SIZE;
+        if !self.nodes.as_ref().is_some_and(room) {
+            self.end_nodes()?;
+            // A page that the medium cannot take shows now, before anything refers to it.
+            let bytes = Box::new([0; PAGE_SIZE]);
+            let location = self.append(&bytes, 0)?;
+            self.nodes = Some(NodePage {
+                location,
+                place: self.open.as_ref().map_or(0, |open| open.next - 1),
+                used: 0,
+                bytes,
+            });
+        }
+        let Some(page) = self.nodes.as_mut() else {
+            return Ok((PageNo(0), 0));
+        };
+        let offset = page.used;
+        page.used += node.len();
+        page.bytes[offset..page.used].copy_from_slice(node);
+        Ok((page.location, u16::try_from(offset).unwrap_or(u16::MAX)))
+    }
+
+    /// Writes the page of nodes.
+    fn end_nodes(&mut self) -> io::Result<()> {
+        let (Some(page), Some(open)) = (self.nodes.take(), self.open.as_mut()) else {
+            return Ok(());
+        };
+        let at = open.segment.header_at + u64::from(page.place) * PAGE_BYTES;
+        let crc = crc32fast::hash(page.bytes.as_slice());
+        open.header.crcs[to_usize(u64::from(page.place))] = U32::new(crc);
+        // SAFETY: a page that this shadow has appended, has not flushed, and does not read.
+        let written = unsafe { self.space.medium.write_streaming(at, page.bytes.as_slice()) };
+        written.inspect_err(|error| {
+            if LostPage::of(error).is_none() {
+                self.space.fail("write pages", error);
+            }
+        })
+    }
+
     /// Writes one page twice, side by side in one segment; gives the place of the first.
     pub(crate) fn append_twice(
         &mut self,
@@ -156,6 +208,7 @@ impl SegmentWriter {
 
     /// Begins making everything appended durable. To be followed by a fence.
     fn flush(&mut self) -> io::Result<()> {
+        self.end_nodes()?;
         match self.open.as_mut() {
             Some(open) => open.flush(&self.space, &mut self.flushed),
             None => Ok(()),
@@ -220,6 +273,7 @@ impl SegmentWriter {
 
     /// Flushes the open segment, so that the medium has work to do while the next one fills.
     fn close_segment(&mut self) -> io::Result<()> {
+        self.end_nodes()?;
         match self.open.take() {
             Some(mut open) => open.flush(&self.space, &mut self.flushed),
             None => Ok(()),

@@ -3,11 +3,9 @@
 use std::io;
 use std::sync::Arc;
 
-use zerocopy::little_endian::U32;
-
 use crate::checkpoint::StoredCheckpoint;
-use crate::error::{ShadowError, outside};
-use crate::map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, ParentPage, RunKind};
+use crate::error::ShadowError;
+use crate::map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, ParentPage};
 use crate::region::Region;
 use crate::segment::SegmentWriter;
 use crate::{PAGE_BYTES, PAGE_SIZE};
@@ -79,7 +77,7 @@ impl Shadow {
             }
             let place = self.out.append(page, crc)?;
             w.stats.stored += 1;
-            w.push_stored(&mut self.out, index, flags, place, &[U32::new(crc)])?;
+            w.push_stored(&mut self.out, index, flags, place, crc)?;
             w.note(index, 1, flags, Kept::Stored);
         }
         Ok(())
@@ -116,8 +114,7 @@ impl Shadow {
         self.refer(w, first_index, pages, Some(flags), parent)
     }
 
-    /// Appends zero pages without a buffer. The cost does not depend on their number, except for a run for each 2^32
-    /// pages.
+    /// Appends zero pages without a buffer. The cost hardly depends on their number.
     ///
     /// # Errors
     /// The errors of [`append`](Self::append).
@@ -150,26 +147,29 @@ impl Shadow {
         let end = first_index + pages;
         let mut index = first_index;
         while index < end {
-            let run = parent
-                .lookup(index)?
-                .ok_or(ShadowError::MissingInParent { index })?;
-            let (skip, part) = (index - run.first_index, run.end_index().min(end) - index);
-            let flags = new_flags.unwrap_or(run.flags);
-            match run.kind {
-                RunKind::Zero => {
+            let part = if let Some(block) = parent.block(index, end, new_flags)? {
+                self.out
+                    .holdings()
+                    .inherit(parent.map().checkpoint().lease());
+                w.push_block(&mut self.out, &block)?;
+                w.note(index, block.pages(), block.flags, Kept::Parent);
+                block.pages()
+            } else {
+                let found = parent.find(index)?;
+                let found = found.ok_or(ShadowError::MissingInParent { index })?;
+                let flags = new_flags.unwrap_or(found.flags);
+                let part = found.end_index().min(end) - index;
+                if let Some((location, crc)) = found.stored {
+                    self.out.holdings().share(parent.place(location)?.segment);
+                    w.push_stored(&mut self.out, index, flags, location, crc)?;
+                    w.note(index, part, flags, Kept::Parent);
+                } else {
                     w.push_zero(&mut self.out, index, flags, part)?;
                     w.note(index, part, flags, Kept::Zero);
                 }
-                RunKind::Stored { location, .. } => {
-                    // A run's pages are counted in 32 bits.
-                    let count = u32::try_from(part).unwrap_or(u32::MAX);
-                    let found = parent.checksums(run, skip, count)?;
-                    let stored = found.ok_or_else(|| outside(location))?;
-                    self.out.holdings().share(stored.place.segment);
-                    w.push_stored(&mut self.out, index, flags, stored.location, stored.crcs)?;
-                    w.note(index, part, flags, Kept::Parent);
-                }
-            }
+                part
+            };
+            w.beside(parent);
             w.stats.parent += part;
             index += part;
         }
@@ -217,11 +217,7 @@ impl Shadow {
         if !Arc::ptr_eq(from.space(), self.out.space()) {
             return;
         }
-        for extent in from.lease().extents() {
-            for segment in extent.first..extent.end {
-                self.out.holdings().share(crate::ids::SegmentNo(segment));
-            }
-        }
+        self.out.holdings().inherit(from.lease());
     }
 
     /// Bytes of pages written so far: data, maps, blobs. The region may have up to a segment less: the next shadow begins
@@ -265,15 +261,14 @@ impl Shadow {
                 return Ok(false);
             }
         };
-        if theirs.get() != crc {
+        if theirs != crc {
             return Ok(false);
         }
         let Ok(at) = self.out.space().locate(place, 1) else {
             w.stats.parent_damaged += 1;
             return Ok(false);
         };
-        // SAFETY: the cursor's checkpoint holds the page's segment (checked where its checksums were
-        // read) and lives as long as the cursor; sealed segments are not written to, and a segment that is moved stays
+        // SAFETY: the cursor's checkpoint holds the page's segment (the cursor has checked it) and lives as long as the cursor; sealed segments are not written to, and a segment that is moved stays
         // where it was, too, while the checkpoint lives.
         let Ok(old) = (unsafe { self.out.space().medium.bytes(at, PAGE_SIZE) }) else {
             w.stats.parent_damaged += 1;
@@ -286,7 +281,8 @@ impl Shadow {
         }
         self.out.holdings().share(place.segment);
         w.stats.parent += 1;
-        w.push_stored(&mut self.out, index, flags, location, &[theirs])?;
+        w.push_stored(&mut self.out, index, flags, location, crc)?;
+        w.beside(parent);
         Ok(true)
     }
 

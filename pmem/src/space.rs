@@ -13,7 +13,7 @@ use crate::damage::RegionFailure;
 use crate::error::{MapFault, SegmentError, SegmentPlace};
 use crate::geometry::Geometry;
 use crate::ids::{RegionUuid, SegmentNo, SlotNo};
-use crate::layout::{PackedHeader, SEGMENT_MAGIC, STORED_WORDS, SegmentHeader};
+use crate::layout::{PackedHeader, SEGMENT_CRCS, SEGMENT_MAGIC, STORED_WORDS, SegmentHeader};
 use crate::readers::Readers;
 use crate::slots::Slots;
 use crate::table::{SegmentTable, packed_header_bytes};
@@ -184,7 +184,7 @@ impl Space {
             }
         };
         let entry = to_u64(first) + u64::from(nth) * to_u64(size_of::<U32>());
-        let mut bytes = [0; size_of::<SegmentHeader>()];
+        let mut bytes = [0; SEGMENT_CRCS * size_of::<U32>()];
         let bytes = &mut bytes[..to_usize(u64::from(pages)) * size_of::<U32>()];
         let read = self.medium.read(position.header_at + entry, bytes);
         read.map_err(SegmentError::Io)?;

@@ -96,33 +96,23 @@ fn code() -> BTreeMap<&'static str, (usize, Fields)> {
         fields!(MapRootBytes {
             node: U64,
             crc32: U32,
+            offset: U16,
             level: U16,
-            reserved: U16,
             pages: U64,
-            runs: U64
+            reserved: U64
         }),
         fields!(NodeHeader {
-            magic: [u8; 4],
-            level: U16,
-            entries: U16,
             first_index: U64,
-            end_index: U64,
-            reserved: U64,
-        }),
-        fields!(RunEntry {
-            first_index: U64,
-            location: U64,
-            pages: U32,
+            pages: U64,
+            digest: [u8; 32],
             flags: U16,
-            kind: U16,
-            crcs_crc32: U32,
-            reserved: U32,
+            level: u8,
+            slots: u8,
         }),
-        fields!(ChildEntry {
-            first_index: U64,
-            node: U64,
+        fields!(SlotEntry {
+            location: U64,
+            detail: U16,
             crc32: U32,
-            reserved: U32
         }),
         fields!(RootPage {
             magic: [u8; 8],
@@ -203,10 +193,6 @@ fn constants_are_what_the_document_says() {
             String::from_utf8_lossy(&ROOT_MAGIC)
         ),
         format!(
-            "| 0 | 4 | magic | `{}` |",
-            String::from_utf8_lossy(&NODE_MAGIC)
-        ),
-        format!(
             "| 0 | 8 | magic | `{}` |",
             String::from_utf8_lossy(&MEMBER_MAGIC)
         ),
@@ -222,8 +208,8 @@ fn constants_are_what_the_document_says() {
             RECORD_REPLACES.trailing_zeros()
         ),
         format!("records of {RECORD_BYTES} bytes"),
-        format!("{RUN_ZERO} zeros, stored nowhere; {RUN_STORED} stored"),
-        format!("up to {LEAF_ENTRIES} runs of 32 bytes or {INNER_ENTRIES} children of 24"),
+        format!("entries of 14 bytes, one for each occupied slot, up to {NODE_SLOTS}"),
+        format!("plus {NODE_MIXED} if the pages below differ in their flags"),
         format!("{SEGMENT_CRCS} CRC32s of 4 bytes"),
         format!("up to {ROOT_EXTENTS} of 8 bytes"),
     ] {

@@ -262,9 +262,6 @@ pub struct AddressSpace {
     /// Pages among them that equal the parent's page at the same address (compared, or marked by CRIU).
     #[prost(uint64, tag = "8")]
     pub parent_pages: u64,
-    /// Page runs in the map.
-    #[prost(uint64, tag = "9")]
-    pub runs: u64,
     /// Digest of the map, 32 bytes, or empty.
     #[prost(bytes = "vec", tag = "10")]
     #[serde(skip)]

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use permafrost_agent::remote::MapDigest;
 use permafrost_agent::{Agent, AgentOptions, StorageNode, host};
 use permafrost_identity::{Authority, CertificateOrder, DENIED, DenyList, Namespaces, Peer, Role};
 use permafrost_protocol::PAGE_SIZE;
@@ -19,7 +20,6 @@ use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Done, reply, request as wire};
 use permafrost_transport::control::{Connection, ControlError};
 use permafrost_transport::peer::{self, Endpoint, FrameSink, FrameSource, Handler, Replies};
-use sha2::{Digest, Sha256};
 use tokio::runtime::Runtime;
 
 const PID: u64 = 4711;
@@ -40,36 +40,12 @@ fn memory() -> Vec<u8> {
     bytes
 }
 
-/// Returns the digest over each page's index, flags and CRC32, and over each run of zero pages' end and
-/// beginning.
 fn map_digest(bytes: &[u8], first_index: u64, flags: u16) -> Vec<u8> {
-    let mut hash = Sha256::new();
-    let mut entry = |index: u64, crc: u32| {
-        hash.update(index.to_le_bytes());
-        hash.update(flags.to_le_bytes());
-        hash.update(crc.to_le_bytes());
-    };
-    let mut zeros = None;
-    let mut end = first_index;
-    for (page, index) in bytes.chunks(PAGE_SIZE).zip(first_index..) {
-        end = index + 1;
-        if page.iter().all(|byte| *byte == 0) {
-            zeros.get_or_insert(index);
-            continue;
-        }
-        if let Some(first) = zeros.take() {
-            entry(index, 0);
-            entry(first, 0);
-        }
-        let mut whole = page.to_vec();
-        whole.resize(PAGE_SIZE, 0);
-        entry(index, crc32fast::hash(&whole));
-    }
-    if let Some(first) = zeros {
-        entry(end, 0);
-        entry(first, 0);
-    }
-    hash.finalize().to_vec()
+    let mut digest = MapDigest::default();
+    let mut whole = bytes.to_vec();
+    whole.resize(bytes.len().next_multiple_of(PAGE_SIZE), 0);
+    digest.pages(first_index, flags, &whole);
+    digest.finish().to_vec()
 }
 
 fn small(name: &str) -> Vec<u8> {

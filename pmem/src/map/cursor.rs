@@ -1,46 +1,35 @@
-//! Finding runs in a map, cheaply so in ascending order.
+//! Finding pages and runs in a map, cheaply so in ascending order.
 
-use zerocopy::IntoBytes;
-use zerocopy::little_endian::U32;
+use std::ops::Range;
 
-use super::node::Node;
+use super::node::{Node, NodeRef, is_zeros, span_pages};
 use super::{PageMap, RunKind, StoredRun};
-use crate::error::{MapFault, PageError, SegmentPlace};
+use crate::error::{PageError, SegmentPlace};
 use crate::ids::PageNo;
 
 /// Place in a map. Owns its data: the path of nodes to a leaf, each a verified copy, and a reference to the
 /// checkpoint, whose segments therefore stay. Ascending look-ups are O(1) amortised, others O(height).
 pub struct MapCursor {
     map: PageMap,
-    /// Nodes from the root down; the last one is a leaf after a successful seek.
-    path: Vec<Step>,
-    /// Index after the map's last page, once the root is loaded.
-    end_index: Option<u64>,
-    checksums: Option<RunChecksums>,
+    /// Nodes from the root down, each within a slot of the one before.
+    path: Vec<(NodeRef, Node)>,
+    /// Indices without a page around the one that was looked up last.
+    gap: Range<u64>,
 }
 
-struct Step {
-    node: Node,
-    /// Last entry visited.
-    at: usize,
-    /// Index from which, up to the node's end, look-ups lead to this node; may be less than its first index if the
-    /// gap before it was looked up.
-    from_index: u64,
+/// Result of a look-up in a map: a page, or a block of zeros.
+pub(crate) struct Found {
+    pub(crate) first_index: u64,
+    pages: u64,
+    pub(crate) flags: u16,
+    /// Location and checksum of a stored page.
+    pub(crate) stored: Option<(PageNo, u32)>,
 }
 
-/// The verified page checksums of one run.
-struct RunChecksums {
-    run: StoredRun,
-    place: SegmentPlace,
-    location: PageNo,
-    crcs: Vec<U32>,
-}
-
-/// Stored pages of one run, with their checksums.
-pub(crate) struct StoredPages<'a> {
-    pub(crate) location: PageNo,
-    pub(crate) place: SegmentPlace,
-    pub(crate) crcs: &'a [U32],
+impl Found {
+    pub(crate) fn end_index(&self) -> u64 {
+        self.first_index.saturating_add(self.pages)
+    }
 }
 
 /// A page of a parent.
@@ -49,8 +38,22 @@ pub(crate) enum ParentPage {
     Stored {
         location: PageNo,
         place: SegmentPlace,
-        crc: U32,
+        crc: u32,
     },
+}
+
+/// Block of a parent that a map may share.
+pub(crate) struct SharedBlock {
+    pub(super) at: NodeRef,
+    pub(super) node: Node,
+    /// Flags of all of its pages.
+    pub(crate) flags: u16,
+}
+
+impl SharedBlock {
+    pub(crate) fn pages(&self) -> u64 {
+        self.node.pages
+    }
 }
 
 impl MapCursor {
@@ -58,8 +61,7 @@ impl MapCursor {
         Self {
             map,
             path: Vec::new(),
-            end_index: None,
-            checksums: None,
+            gap: 0..0,
         }
     }
 
@@ -69,175 +71,213 @@ impl MapCursor {
         &self.map
     }
 
-    /// Returns the first run that ends after `index`: the one with the page, or if there is none the next.
+    pub(super) fn path(&self) -> &[(NodeRef, Node)] {
+        &self.path
+    }
+
+    /// Returns the pages from `index` on that are kept in one way, as many as follow each other; if there is no page at
+    /// `index`, from the next one on.
     ///
     /// # Errors
     /// [`PageError`] if a node on the way is damaged.
     pub fn seek(&mut self, index: u64) -> Result<Option<StoredRun>, PageError> {
-        if self.map.root().is_empty() || self.end_index.is_some_and(|end| index >= end) {
+        let Some((first_index, found)) = self.next(index)? else {
             return Ok(None);
-        }
-        while self
-            .path
-            .last()
-            .is_some_and(|s| index < s.from_index || s.node.end_index <= index)
-        {
-            self.path.pop();
-        }
-        if self.path.is_empty() {
-            let root = self.map.root().stored();
-            let node = self
-                .map
-                .load(self.map.root().node(), root.crc32.get(), root.level.get())?;
-            self.end_index = Some(node.end_index);
-            if index >= node.end_index {
-                return Ok(None);
-            }
-            self.enter(node, index);
-        }
-        loop {
-            let Some(step) = self.path.last_mut() else {
-                return Ok(None);
-            };
-            if step.node.level == 0 {
-                let here = step.node.run(step.at)?;
-                if !here.contains(index) {
-                    step.at = step.node.run_after(index);
+        };
+        let (flags, mut crcs) = (found.flags, crc32fast::Hasher::new());
+        let mut end = first_index;
+        let mut next = Some((first_index, found));
+        let location = next.as_ref().and_then(|(_, found)| found.stored);
+        while let Some((at, found)) = next.take() {
+            let follows = at == end && found.flags == flags;
+            let skip = end - first_index;
+            match (location, found.stored) {
+                (None, None) if follows => {}
+                (Some((first, _)), Some((here, crc))) if follows && here == first.plus(skip) => {
+                    crcs.update(&crc.to_le_bytes());
                 }
-                return step.node.run(step.at).map(Some);
+                _ => break,
             }
-            // A gap ends in the next child: the last one ends with the node, which `index` is before.
-            let mut child = step.node.child_for(index);
-            let mut node = load_child(&self.map, &step.node, child)?;
-            if node.end_index <= index {
-                child += 1;
-                if child >= step.node.entries {
-                    return Err(self.malformed());
-                }
-                node = load_child(&self.map, &step.node, child)?;
-                if node.end_index <= index {
-                    return Err(self.malformed());
-                }
+            // A run's pages are counted in 32 bits.
+            let most = first_index.saturating_add(u64::from(u32::MAX));
+            end = found.end_index().min(most);
+            if end < most {
+                // Damage further on is met when it is looked for.
+                next = self.next(end).ok().flatten();
             }
-            step.at = child;
-            self.enter(node, index);
         }
+        let kind = match location {
+            None => RunKind::Zero,
+            Some((location, _)) => RunKind::Stored {
+                location,
+                crcs_crc32: crcs.finalize(),
+            },
+        };
+        Ok(Some(StoredRun {
+            first_index,
+            pages: u32::try_from(end - first_index).unwrap_or(u32::MAX),
+            flags,
+            kind,
+        }))
     }
 
-    /// Returns the run with the page.
+    /// Returns the pages from `index` on that are kept in one way; `None` if there is none at `index`.
     ///
     /// # Errors
     /// The errors of [`seek`](Self::seek).
     pub fn lookup(&mut self, index: u64) -> Result<Option<StoredRun>, PageError> {
-        Ok(self.seek(index)?.filter(|run| run.first_index <= index))
+        Ok(self.seek(index)?.filter(|run| run.first_index == index))
     }
 
     /// Returns the page at `index` with its checksum.
     pub(crate) fn page(&mut self, index: u64) -> Result<Option<ParentPage>, PageError> {
-        if !self
-            .checksums
-            .as_ref()
-            .is_some_and(|c| c.run.contains(index))
+        let Some(found) = self.find(index)? else {
+            return Ok(None);
+        };
+        let Some((location, crc)) = found.stored else {
+            return Ok(Some(ParentPage::Zero));
+        };
+        let place = self.place(location)?;
+        Ok(Some(ParentPage::Stored {
+            location,
+            place,
+            crc,
+        }))
+    }
+
+    /// Returns the place of a page, in a segment that the checkpoint holds.
+    pub(crate) fn place(&self, location: PageNo) -> Result<SegmentPlace, PageError> {
+        self.map.place(location, 1)
+    }
+
+    /// Returns what there is at `index`.
+    pub(crate) fn find(&mut self, index: u64) -> Result<Option<Found>, PageError> {
+        if !self.enter(index)? {
+            return Ok(None);
+        }
+        while let Some((_, node)) = self.path.last() {
+            let slot = node.slot_of(index);
+            let Some(entry) = node.entry(slot) else {
+                break;
+            };
+            if !is_zeros(entry) && node.level > 0 {
+                if !self.descend(index)? {
+                    return Ok(None);
+                }
+                continue;
+            }
+            let stored =
+                (!is_zeros(entry)).then(|| (PageNo(entry.location.get()), entry.crc32.get()));
+            return Ok(Some(Found {
+                first_index: node.slot_first(slot),
+                pages: span_pages(node.level),
+                flags: entry.detail.get(),
+                stored,
+            }));
+        }
+        if let Some((_, node)) = self.path.last() {
+            let first = node.slot_first(node.slot_of(index));
+            self.gap = first..first.saturating_add(span_pages(node.level));
+        }
+        Ok(None)
+    }
+
+    /// Returns the largest block that begins at `index`, ends by `end`, has all of its pages, all with the same flags
+    /// (with `flags`, if given), and is a node. Reads nothing below it.
+    pub(crate) fn block(
+        &mut self,
+        index: u64,
+        end: u64,
+        flags: Option<u16>,
+    ) -> Result<Option<SharedBlock>, PageError> {
+        let suitable = |(at, node): &(NodeRef, Node)| {
+            let here = node.first_index == index && node.end_index() <= end && node.is_full();
+            let common = node.flags.filter(|_| here)?;
+            flags
+                .is_none_or(|flags| flags == common)
+                .then_some(SharedBlock {
+                    at: *at,
+                    node: *node,
+                    flags: common,
+                })
+        };
+        if index.saturating_add(span_pages(1)) > end
+            || !index.is_multiple_of(span_pages(1))
+            || !self.enter(index)?
         {
-            match self.lookup(index)? {
-                None => return Ok(None),
-                Some(StoredRun {
-                    kind: RunKind::Zero,
-                    ..
-                }) => return Ok(Some(ParentPage::Zero)),
-                Some(run) => self.load_checksums(run)?,
+            return Ok(None);
+        }
+        loop {
+            if let Some(block) = self.path.iter().find_map(suitable) {
+                return Ok(Some(block));
+            }
+            let child = self.path.last().and_then(|(_, node)| {
+                let entry = node.entry(node.slot_of(index))?;
+                (node.level > 0 && !is_zeros(entry)).then_some(())
+            });
+            if child.is_none() || !self.descend(index)? {
+                return Ok(None);
             }
         }
-        Ok(self.checksums.as_ref().and_then(|c| {
-            let skip = index.checked_sub(c.run.first_index)?;
-            let crc = *c.crcs.get(permafrost_medium::convert::to_usize(skip))?;
-            let page = c.place.page + u32::try_from(skip).ok()?;
-            let place = SegmentPlace {
-                segment: c.place.segment,
-                page,
-            };
-            Some(ParentPage::Stored {
-                location: c.location.plus(skip),
-                place,
-                crc,
-            })
-        }))
     }
 
-    /// Returns the checksums of `pages` pages of `run` from `skip` on, with their place.
-    pub(crate) fn checksums(
-        &mut self,
-        run: StoredRun,
-        skip: u64,
-        pages: u32,
-    ) -> Result<Option<StoredPages<'_>>, PageError> {
-        if self.checksums.as_ref().is_none_or(|c| c.run != run) {
-            self.load_checksums(run)?;
+    /// Returns what there is at `index` or next, with the index from which on it counts.
+    fn next(&mut self, mut index: u64) -> Result<Option<(u64, Found)>, PageError> {
+        loop {
+            if let Some(found) = self.find(index)? {
+                return Ok(Some((index, found)));
+            }
+            if self.gap.end == u64::MAX {
+                return Ok(None);
+            }
+            index = self.gap.end;
         }
-        Ok(self.checksums.as_ref().and_then(|c| {
-            let from = permafrost_medium::convert::to_usize(skip);
-            let crcs = c
-                .crcs
-                .get(from..from + permafrost_medium::convert::to_usize(u64::from(pages)))?;
-            let page = c.place.page + u32::try_from(skip).ok()?;
-            let place = SegmentPlace {
-                segment: c.place.segment,
-                page,
-            };
-            Some(StoredPages {
-                location: c.location.plus(skip),
-                place,
-                crcs,
-            })
-        }))
     }
 
-    fn load_checksums(&mut self, run: StoredRun) -> Result<(), PageError> {
-        let mut crcs = self.checksums.take().map(|c| c.crcs).unwrap_or_default();
-        crcs.clear();
-        let RunKind::Stored {
-            location,
-            crcs_crc32,
-        } = run.kind
-        else {
-            return Ok(());
+    /// Makes the last node of the path one that covers `index`; returns false if there is none.
+    fn enter(&mut self, index: u64) -> Result<bool, PageError> {
+        if self.gap.contains(&index) {
+            return Ok(false);
+        }
+        while self.path.len() > 1
+            && self
+                .path
+                .last()
+                .is_some_and(|(_, node)| !node.covers(index))
+        {
+            self.path.pop();
+        }
+        if self.path.is_empty() {
+            self.path.extend(self.map.root_node()?);
+        }
+        self.gap = match self.path.last() {
+            Some((_, node)) if node.covers(index) => return Ok(true),
+            Some((_, node)) if index < node.first_index => 0..node.first_index,
+            Some((_, node)) => node.end_index()..u64::MAX,
+            None => 0..u64::MAX,
         };
-        let place = self.map.read_checksums(location, run.pages, &mut crcs)?;
-        let found = crc32fast::hash(crcs.as_bytes());
-        if found != crcs_crc32 {
-            let fault = MapFault::PageChecksums {
-                expected: crcs_crc32,
-                found,
-            };
-            return Err(PageError::MapCorrupt { location, fault });
+        Ok(false)
+    }
+
+    /// Adds the child with `index` to the path; returns false if the child is all before or behind it.
+    fn descend(&mut self, index: u64) -> Result<bool, PageError> {
+        let Some((_, node)) = self.path.last() else {
+            return Ok(false);
+        };
+        let slot = node.slot_of(index);
+        let Some(entry) = node.entry(slot) else {
+            return Ok(false);
+        };
+        let child = self.map.child(node, slot, entry)?;
+        if child.covers(index) {
+            self.path.push((NodeRef::of(entry), child));
+            return Ok(true);
         }
-        self.checksums = Some(RunChecksums {
-            run,
-            place,
-            location,
-            crcs,
-        });
-        Ok(())
+        self.gap = if index < child.first_index {
+            node.slot_first(slot)..child.first_index
+        } else {
+            child.end_index()..node.slot_first(slot).saturating_add(span_pages(node.level))
+        };
+        Ok(false)
     }
-
-    fn enter(&mut self, node: Node, index: u64) {
-        let from_index = node.first_index.min(index);
-        self.path.push(Step {
-            node,
-            at: 0,
-            from_index,
-        });
-    }
-
-    fn malformed(&self) -> PageError {
-        PageError::MapCorrupt {
-            location: self.map.root().node(),
-            fault: MapFault::Malformed,
-        }
-    }
-}
-
-fn load_child(map: &PageMap, node: &Node, i: usize) -> Result<Node, PageError> {
-    let entry = node.child(i);
-    map.load(PageNo(entry.node.get()), entry.crc32.get(), node.level - 1)
 }

@@ -1,127 +1,113 @@
-//! Digest of a map: 32 bytes that identify its content, independent of the storage of its pages.
+//! Digest of a map: 32 bytes that identify its content, independent of the storage of its pages. A tree over aligned
+//! blocks of indices, with the shape of the map's nodes: a node keeps the digest of its block, so that a block that did
+//! not change is not hashed again.
 
 use sha2::{Digest, Sha256};
-use zerocopy::little_endian::U32;
 
-use super::{PageMap, RunKind};
-use crate::error::PageError;
+use super::PageMap;
+use super::node::{Node, NodeRef, is_zeros};
+use crate::error::{MapFault, PageError};
+use crate::layout::{NODE_SLOTS, SlotEntry};
 
-/// Bytes hashed for a page: index, flags, CRC32.
-const ENTRY_BYTES: usize = 8 + 2 + 4;
+/// First byte hashed for a leaf's block, a block of blocks, a block of zeros.
+const LEAF: u8 = 0;
+const BLOCK: u8 = 1;
+const ZEROS: u8 = 2;
 
-/// Bytes hashed at once; otherwise the hash would copy each entry into its own buffer.
-const BATCH_BYTES: usize = 64 * ENTRY_BYTES;
-
-/// A digest in the making, over pages in ascending order.
-pub(super) struct MapHasher {
-    hash: Sha256,
-    batch: [u8; BATCH_BYTES],
-    filled: usize,
-    /// Zero pages that are not hashed yet, because the next call may extend them.
-    zeros: Option<ZeroRun>,
+/// Digest of a map without pages.
+pub(super) fn of_nothing() -> [u8; 32] {
+    Sha256::digest([]).into()
 }
 
-/// Run of consecutive zero pages with equal flags.
-struct ZeroRun {
-    first_index: u64,
-    end_index: u64,
-    flags: u16,
+/// Digest of a block of eight pages: its first index (8 bytes), then for each page there is its slot (1), whether it is
+/// stored (1), its flags (2) and its CRC32 (4).
+pub(super) fn of_leaf(first_index: u64, slots: u8, entries: &[SlotEntry; NODE_SLOTS]) -> [u8; 32] {
+    let mut bytes = [0; 1 + 8 + 8 * NODE_SLOTS];
+    bytes[0] = LEAF;
+    bytes[1..9].copy_from_slice(&first_index.to_le_bytes());
+    let mut end = 9;
+    for (slot, entry) in (0_u8..).zip(entries) {
+        if slots >> slot & 1 == 1 {
+            let (flags, crc) = (
+                entry.detail.get().to_le_bytes(),
+                entry.crc32.get().to_le_bytes(),
+            );
+            let stored = u8::from(!is_zeros(entry));
+            bytes[end..end + 2].copy_from_slice(&[slot, stored]);
+            bytes[end + 2..end + 4].copy_from_slice(&flags);
+            bytes[end + 4..end + 8].copy_from_slice(&crc);
+            end += 8;
+        }
+    }
+    Sha256::digest(&bytes[..end]).into()
 }
 
-impl Default for MapHasher {
-    fn default() -> Self {
-        Self {
-            hash: Sha256::new(),
-            batch: [0; BATCH_BYTES],
-            filled: 0,
-            zeros: None,
-        }
+/// Digest of a block of eight blocks of `8^level` pages: `level`, then for each of them with pages its slot (1) and its
+/// digest. If just one has pages, the digest is that one's.
+pub(super) fn of_block(level: u8, below: impl Iterator<Item = (usize, [u8; 32])>) -> [u8; 32] {
+    let mut bytes = [0; 2 + 33 * NODE_SLOTS];
+    bytes[..2].copy_from_slice(&[BLOCK, level]);
+    let mut end = 2;
+    let mut last = [0; 32];
+    for (slot, digest) in below.take(NODE_SLOTS) {
+        bytes[end] = u8::try_from(slot).unwrap_or(u8::MAX);
+        bytes[end + 1..end + 33].copy_from_slice(&digest);
+        end += 33;
+        last = digest;
     }
+    if end == 2 + 33 {
+        return last;
+    }
+    Sha256::digest(&bytes[..end]).into()
 }
 
-impl MapHasher {
-    /// Pages from `index` on that are not zero, one for each checksum.
-    pub(super) fn pages(&mut self, index: u64, flags: u16, crcs: &[U32]) {
-        self.end_zeros();
-        for (crc, index) in crcs.iter().zip(index..) {
-            self.entry(index, flags, crc.get());
-        }
-    }
-
-    /// Adds zero pages from `index` on. The cost does not depend on their number.
-    pub(super) fn zeros(&mut self, index: u64, flags: u16, pages: u64) {
-        if pages == 0 {
-            return;
-        }
-        let end_index = index.saturating_add(pages);
-        match &mut self.zeros {
-            Some(run) if run.end_index == index && run.flags == flags => run.end_index = end_index,
-            _ => {
-                self.end_zeros();
-                self.zeros = Some(ZeroRun {
-                    first_index: index,
-                    end_index,
-                    flags,
-                });
-            }
-        }
-    }
-
-    /// Hashes the open run of zeros: its end before its beginning. Pages ascend, so no pages read like that.
-    fn end_zeros(&mut self) {
-        if let Some(run) = self.zeros.take() {
-            self.entry(run.end_index, run.flags, 0);
-            self.entry(run.first_index, run.flags, 0);
-        }
-    }
-
-    fn entry(&mut self, index: u64, flags: u16, crc: u32) {
-        let Some(entry) = self.batch[self.filled..].first_chunk_mut::<ENTRY_BYTES>() else {
-            return;
-        };
-        entry[..8].copy_from_slice(&index.to_le_bytes());
-        entry[8..10].copy_from_slice(&flags.to_le_bytes());
-        entry[10..].copy_from_slice(&crc.to_le_bytes());
-        self.filled += ENTRY_BYTES;
-        if self.filled == BATCH_BYTES {
-            self.hash.update(self.batch);
-            self.filled = 0;
-        }
-    }
-
-    pub(super) fn finish(mut self) -> [u8; 32] {
-        self.end_zeros();
-        self.hash.update(&self.batch[..self.filled]);
-        self.hash.finalize().into()
-    }
+/// Digest of a full block of `8^span` zero pages, at least eight, with equal flags.
+pub(super) fn of_zeros(span: u8, first_index: u64, flags: u16) -> [u8; 32] {
+    let mut bytes = [0; 12];
+    bytes[..2].copy_from_slice(&[ZEROS, span]);
+    bytes[2..10].copy_from_slice(&first_index.to_le_bytes());
+    bytes[10..].copy_from_slice(&flags.to_le_bytes());
+    Sha256::digest(bytes).into()
 }
 
 impl PageMap {
-    /// Computes a SHA-256 over the map's content, which does not depend on the storage of its pages. For each page,
-    /// ascending: its index (8 bytes), flags (2) and CRC32 (4), little-endian. A longest run of zero pages with equal
-    /// flags counts as two such entries, whatever its length: the index after its last page and the index of its
-    /// first, both with its flags and 0. Reads map and checksums, verified, but no page: only a read of the pages
-    /// compares them with their checksums.
+    /// Computes the digest of the map's content anew, from all of its nodes, and compares it with those that they keep.
+    /// It does not depend on the storage of the pages (docs/format.md, "Content digest"). Reads the map, verified, but no
+    /// page: only a read of the pages compares them with their checksums.
     ///
     /// # Errors
     /// [`PageError::MapCorrupt`].
     pub fn digest(&self) -> Result<[u8; 32], PageError> {
-        let mut hasher = MapHasher::default();
-        let mut cursor = self.clone().cursor();
-        for run in self.runs() {
-            let run = run?;
-            match run.kind {
-                RunKind::Zero => hasher.zeros(run.first_index, run.flags, u64::from(run.pages)),
-                RunKind::Stored { location, .. } => {
-                    let stored = cursor
-                        .checksums(run, 0, run.pages)?
-                        .ok_or_else(|| crate::error::outside(location))?;
-                    hasher.pages(run.first_index, run.flags, stored.crcs);
-                }
-            }
+        match self.root_node()? {
+            Some((at, node)) => self.digest_of(at, &node),
+            None => Ok(of_nothing()),
         }
-        Ok(hasher.finish())
+    }
+
+    fn digest_of(&self, at: NodeRef, node: &Node) -> Result<[u8; 32], PageError> {
+        let digest = if node.level == 0 {
+            node.leaf_digest()
+        } else {
+            let mut below = [(0, [0; 32]); NODE_SLOTS];
+            let mut count = 0;
+            for (slot, entry) in node.occupied() {
+                let digest = if is_zeros(entry) {
+                    of_zeros(node.level, node.slot_first(slot), entry.detail.get())
+                } else {
+                    let child = self.child(node, slot, entry)?;
+                    self.digest_of(NodeRef::of(entry), &child)?
+                };
+                below[count] = (slot, digest);
+                count += 1;
+            }
+            of_block(node.level, below.into_iter().take(count))
+        };
+        if digest == node.digest {
+            return Ok(digest);
+        }
+        Err(PageError::MapCorrupt {
+            location: at.location,
+            fault: MapFault::Malformed,
+        })
     }
 }
-
-const _: () = assert!(BATCH_BYTES.is_multiple_of(ENTRY_BYTES));

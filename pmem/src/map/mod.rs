@@ -1,9 +1,10 @@
 //! Page maps: the pages of an object and their locations.
 //!
-//! A map is a B-tree of 4096-byte nodes, written once, in ascending order, while the pages come in: a writer holds
-//! one node a level. Leaves hold runs. Every reference carries the CRC32 of its target, up to the [`MapRoot`] in the
-//! manifest, so stale, misplaced and damaged pages alike do not verify. Maps are flat: a run refers straight to its
-//! pages, in whichever checkpoint's segments they are.
+//! A map is a tree of small nodes, many to a page of the region. A node covers an aligned block of indices: a leaf eight
+//! pages, one of level n eight blocks of `8^n` pages. So the map of a checkpoint has the same blocks as its parent's, and
+//! refers to those nodes of the parent below which nothing changed. Every reference carries the CRC32 of its target, up to
+//! the [`MapRoot`] in the manifest, so stale, misplaced and damaged pages alike do not verify. An entry of a leaf refers
+//! straight to its page, in whichever checkpoint's segments it is.
 
 mod cursor;
 mod digest;
@@ -21,14 +22,16 @@ pub use cursor::MapCursor;
 pub(crate) use cursor::ParentPage;
 pub use pieces::{Kept, Piece};
 pub use reader::{PageMap, Runs};
+pub(crate) use visit::Visited;
 pub use writer::{MapStats, MapWriter};
 
+use self::node::NodeRef;
 use crate::error::{MapFault, PageError};
 use crate::ids::PageNo;
-use crate::layout::{MapRootBytes, RUN_STORED, RUN_ZERO, RunEntry};
+use crate::layout::MapRootBytes;
 
-/// Levels a map can have: 127 runs of at least a page, times 169 a level, exceed 2^64 pages well before.
-const MAX_LEVEL: u16 = 8;
+/// Highest level of a node: the block of one is all indices.
+const MAX_LEVEL: u8 = 21;
 
 /// Reference to a page map: 32 bytes for a manifest. Valid within the checkpoint that it was written for, and in
 /// those that inherit from it.
@@ -40,20 +43,20 @@ impl MapRoot {
     pub(crate) const EMPTY: Self = Self(MapRootBytes {
         node: U64::ZERO,
         crc32: U32::ZERO,
+        offset: U16::ZERO,
         level: U16::ZERO,
-        reserved: U16::ZERO,
         pages: U64::ZERO,
-        runs: U64::ZERO,
+        reserved: U64::ZERO,
     });
 
-    pub(crate) fn new(node: PageNo, crc32: u32, level: u16, stats: &MapStats) -> Self {
+    fn new(at: NodeRef, level: u8, stats: &MapStats) -> Self {
         Self(MapRootBytes {
-            node: U64::new(node.0),
-            crc32: U32::new(crc32),
-            level: U16::new(level),
-            reserved: U16::ZERO,
+            node: U64::new(at.location.0),
+            crc32: U32::new(at.crc32),
+            offset: U16::new(at.offset),
+            level: U16::new(level.into()),
             pages: U64::new(stats.pages),
-            runs: U64::new(stats.runs),
+            reserved: U64::ZERO,
         })
     }
 
@@ -71,12 +74,6 @@ impl MapRoot {
         self.0.pages.get()
     }
 
-    /// Runs in the map.
-    #[must_use]
-    pub fn runs(&self) -> u64 {
-        self.0.runs.get()
-    }
-
     /// Returns true if the map has no page.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -87,8 +84,16 @@ impl MapRoot {
         self.0
     }
 
-    fn node(&self) -> PageNo {
-        PageNo(self.0.node.get())
+    fn node(&self) -> NodeRef {
+        NodeRef {
+            location: PageNo(self.0.node.get()),
+            offset: self.0.offset.get(),
+            crc32: self.0.crc32.get(),
+        }
+    }
+
+    fn level(&self) -> u8 {
+        u8::try_from(self.0.level.get()).unwrap_or(MAX_LEVEL)
     }
 }
 
@@ -102,10 +107,9 @@ impl TryFrom<&[u8]> for MapRoot {
         };
         let root = MapRootBytes::read_from_bytes(bytes).map_err(|_| refuse())?;
         let empty = root.node.get() == 0;
-        let sensible = root.level.get() <= MAX_LEVEL
+        let sensible = root.level.get() <= MAX_LEVEL.into()
             && root.reserved.get() == 0
             && empty == (root.pages.get() == 0)
-            && root.runs.get() <= root.pages.get()
             && (!empty || root == Self::EMPTY.0);
         if sensible {
             Ok(Self(root))
@@ -153,43 +157,5 @@ impl StoredRun {
     #[must_use]
     pub const fn contains(&self, index: u64) -> bool {
         self.first_index <= index && index < self.end_index()
-    }
-
-    fn to_entry(self) -> RunEntry {
-        let (kind, location, crc) = match self.kind {
-            RunKind::Zero => (RUN_ZERO, 0, 0),
-            RunKind::Stored {
-                location,
-                crcs_crc32,
-            } => (RUN_STORED, location.0, crcs_crc32),
-        };
-        RunEntry {
-            first_index: U64::new(self.first_index),
-            location: U64::new(location),
-            pages: U32::new(self.pages),
-            flags: U16::new(self.flags),
-            kind: U16::new(kind),
-            crcs_crc32: U32::new(crc),
-            reserved: U32::ZERO,
-        }
-    }
-
-    fn from_entry(entry: &RunEntry) -> Option<Self> {
-        let kind = match entry.kind.get() {
-            RUN_ZERO => RunKind::Zero,
-            RUN_STORED => RunKind::Stored {
-                location: PageNo(entry.location.get()),
-                crcs_crc32: entry.crcs_crc32.get(),
-            },
-            _ => return None,
-        };
-        let (first_index, pages) = (entry.first_index.get(), entry.pages.get());
-        first_index.checked_add(u64::from(pages))?;
-        (pages > 0).then_some(Self {
-            first_index,
-            pages,
-            flags: entry.flags.get(),
-            kind,
-        })
     }
 }

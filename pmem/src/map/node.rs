@@ -1,276 +1,349 @@
-//! Map nodes: built entry by entry, read as verified copies.
+//! Map nodes: each covers an aligned block of indices, with eight slots of equal length.
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::StoredRun;
+use super::{MAX_LEVEL, digest};
 use crate::PAGE_SIZE;
 use crate::checkpoint::StoredCheckpoint;
 use crate::error::{MapFault, PageError, outside};
 use crate::ids::PageNo;
-use crate::layout::{ChildEntry, INNER_ENTRIES, LEAF_ENTRIES, NODE_MAGIC, NodeHeader, RunEntry};
-use permafrost_medium::convert::to_usize;
+use crate::layout::{NODE_MIXED, NODE_SLOTS, NodeHeader, SlotEntry};
+use permafrost_medium::Medium;
+use permafrost_medium::convert::{to_u64, to_usize};
 
 const HEADER: usize = size_of::<NodeHeader>();
+const ENTRY: usize = size_of::<SlotEntry>();
+/// Bytes of a node with all slots occupied.
+pub(super) const NODE_BYTES: usize = HEADER + NODE_SLOTS * ENTRY;
 
-/// Entry of a node: a run in leaves, a child above.
-#[derive(Clone, Copy)]
-pub(super) enum Entry {
-    Run(RunEntry),
-    Child(ChildEntry),
-}
-
-impl Entry {
-    pub(super) fn child(first_index: u64, node: PageNo, crc32: u32) -> Self {
-        Self::Child(ChildEntry {
-            first_index: U64::new(first_index),
-            node: U64::new(node.0),
-            crc32: U32::new(crc32),
-            reserved: U32::ZERO,
-        })
-    }
-
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Run(run) => run.as_bytes(),
-            Self::Child(child) => child.as_bytes(),
-        }
+/// Pages in a block of the 8th power `span`; at most what an index can count.
+pub(super) fn span_pages(span: u8) -> u64 {
+    if u32::from(span) * 3 < u64::BITS {
+        1 << (u32::from(span) * 3)
+    } else {
+        u64::MAX
     }
 }
 
-/// A node being filled.
-pub(super) struct NodeBuilder {
-    level: u16,
-    entries: u16,
-    first_index: u64,
-    end_index: u64,
-    page: Box<[u8; PAGE_SIZE]>,
+/// Returns the first index of the block of `8^span` pages with the page.
+pub(super) fn block_of(index: u64, span: u8) -> u64 {
+    if u32::from(span) * 3 < u64::BITS {
+        index & !(span_pages(span) - 1)
+    } else {
+        0
+    }
 }
 
-impl NodeBuilder {
-    pub(super) fn new(level: u16) -> Self {
+/// Place of a node, and its checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NodeRef {
+    pub(super) location: PageNo,
+    pub(super) offset: u16,
+    pub(super) crc32: u32,
+}
+
+impl NodeRef {
+    pub(super) fn of(entry: &SlotEntry) -> Self {
         Self {
-            level,
-            entries: 0,
-            first_index: 0,
-            end_index: 0,
-            page: Box::new([0; PAGE_SIZE]),
+            location: PageNo(entry.location.get()),
+            offset: entry.detail.get(),
+            crc32: entry.crc32.get(),
         }
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        let most = if self.level == 0 {
-            LEAF_ENTRIES
-        } else {
-            INNER_ENTRIES
-        };
-        usize::from(self.entries) == most
-    }
-
-    /// Appends an entry for the indices from `first` up to `end`. Not to be called on a full node.
-    pub(super) fn push(&mut self, entry: &Entry, first: u64, end: u64) {
-        let bytes = entry.bytes();
-        let at = HEADER + usize::from(self.entries) * bytes.len();
-        self.page[at..at + bytes.len()].copy_from_slice(bytes);
-        if self.entries == 0 {
-            self.first_index = first;
+    pub(super) fn entry(self) -> SlotEntry {
+        SlotEntry {
+            location: U64::new(self.location.0),
+            detail: U16::new(self.offset),
+            crc32: U32::new(self.crc32),
         }
-        self.end_index = end;
-        self.entries += 1;
-    }
-
-    pub(super) const fn level(&self) -> u16 {
-        self.level
-    }
-
-    pub(super) const fn bounds(&self) -> (u64, u64) {
-        (self.first_index, self.end_index)
-    }
-
-    /// Returns the finished page.
-    pub(super) fn page(&mut self) -> &[u8; PAGE_SIZE] {
-        let header = NodeHeader {
-            magic: NODE_MAGIC,
-            level: U16::new(self.level),
-            entries: U16::new(self.entries),
-            first_index: U64::new(self.first_index),
-            end_index: U64::new(self.end_index),
-            reserved: U64::ZERO,
-        };
-        self.page[..HEADER].copy_from_slice(header.as_bytes());
-        &self.page
-    }
-
-    /// Empties the node, at its level.
-    pub(super) fn clear(&mut self) {
-        self.entries = 0;
-        self.page.fill(0);
     }
 }
 
-/// A verified copy of a node.
+/// Makes an entry for a stored page.
+pub(super) fn page_entry(location: PageNo, flags: u16, crc: u32) -> SlotEntry {
+    SlotEntry {
+        location: U64::new(location.0),
+        detail: U16::new(flags),
+        crc32: U32::new(crc),
+    }
+}
+
+/// Makes an entry for a slot full of zeros.
+pub(super) fn zeros_entry(flags: u16) -> SlotEntry {
+    page_entry(PageNo(0), flags, 0)
+}
+
+/// Returns true if an entry is zeros, which are stored nowhere.
+pub(super) fn is_zeros(entry: &SlotEntry) -> bool {
+    entry.location.get() == 0
+}
+
+/// Contents of a node.
+#[derive(Clone, Copy)]
 pub(super) struct Node {
-    pub(super) level: u16,
-    pub(super) entries: usize,
+    pub(super) level: u8,
     pub(super) first_index: u64,
-    pub(super) end_index: u64,
-    location: PageNo,
-    page: Box<[u8; PAGE_SIZE]>,
+    /// Pages below.
+    pub(super) pages: u64,
+    /// Flags that all pages below have; `None` if they differ.
+    pub(super) flags: Option<u16>,
+    pub(super) digest: [u8; 32],
+    /// Bitmap of the occupied slots.
+    slots: u8,
+    entries: [SlotEntry; NODE_SLOTS],
 }
 
 impl Node {
-    /// Copies a node out of the region and verifies it: its checksum, its level, its place in one of
-    /// the checkpoint's segments.
+    /// Makes a leaf.
+    pub(super) fn leaf(first_index: u64, slots: u8, entries: &[SlotEntry; NODE_SLOTS]) -> Self {
+        let mut node = Self {
+            level: 0,
+            first_index,
+            pages: u64::from(slots.count_ones()),
+            flags: None,
+            digest: digest::of_leaf(first_index, slots, entries),
+            slots,
+            entries: *entries,
+        };
+        node.flags = common(node.occupied().map(|(_, entry)| Some(entry.detail.get())));
+        node
+    }
+
+    /// Makes an inner node of children and zeros.
+    pub(super) fn inner(
+        level: u8,
+        first_index: u64,
+        slots: u8,
+        entries: &[SlotEntry; NODE_SLOTS],
+        below: &[Below; NODE_SLOTS],
+    ) -> Self {
+        let mut node = Self {
+            level,
+            first_index,
+            pages: 0,
+            flags: None,
+            digest: [0; 32],
+            slots,
+            entries: *entries,
+        };
+        let mut below = *below;
+        for (slot, entry) in node.occupied() {
+            if is_zeros(entry) {
+                below[slot] = Below::zeros(level, node.slot_first(slot), entry.detail.get());
+            }
+        }
+        let occupied = || node.occupied().map(|(slot, _)| (slot, &below[slot]));
+        let pages = occupied().fold(0, |sum: u64, (_, below)| sum.saturating_add(below.pages));
+        let flags = common(occupied().map(|(_, below)| below.flags));
+        let digest = digest::of_block(level, occupied().map(|(slot, below)| (slot, below.digest)));
+        (node.pages, node.flags, node.digest) = (pages, flags, digest);
+        node
+    }
+
+    /// Returns the bytes to be stored, and their number.
+    pub(super) fn to_bytes(self) -> ([u8; NODE_BYTES], usize) {
+        let mut bytes = [0; NODE_BYTES];
+        let mixed = if self.flags.is_none() { NODE_MIXED } else { 0 };
+        let header = NodeHeader {
+            first_index: U64::new(self.first_index),
+            pages: U64::new(self.pages),
+            digest: self.digest,
+            flags: U16::new(self.flags.unwrap_or(0)),
+            level: self.level | mixed,
+            slots: self.slots,
+        };
+        bytes[..HEADER].copy_from_slice(header.as_bytes());
+        let mut end = HEADER;
+        for (_, entry) in self.occupied() {
+            bytes[end..end + ENTRY].copy_from_slice(entry.as_bytes());
+            end += ENTRY;
+        }
+        (bytes, end)
+    }
+
+    /// Copies a node out of the region and verifies it: its checksum, its place in one of the checkpoint's segments,
+    /// and that it is of a level up to `most`.
     pub(super) fn load(
         checkpoint: &StoredCheckpoint,
-        location: PageNo,
-        crc32: u32,
-        level: u16,
+        at: NodeRef,
+        most: u8,
     ) -> Result<Self, PageError> {
-        let space = checkpoint.space();
-        let place = space
-            .geometry
-            .place(location, 1)
-            .map_err(|_| outside(location))?;
+        let (space, location) = (checkpoint.space(), at.location);
+        let place = space.geometry.place(location, 1);
+        let place = place.map_err(|_| outside(location))?;
         if !checkpoint.lease().holds(place.segment) {
             return Err(outside(location));
         }
-        let page = space.read_page(place).map_err(|error| error.at(location))?;
-        let found = crc32fast::hash(page.as_slice());
-        if found != crc32 {
+        let malformed = |_| PageError::MapCorrupt {
+            location,
+            fault: MapFault::Malformed,
+        };
+        let mut bytes = [0; NODE_BYTES];
+        let room = PAGE_SIZE.saturating_sub(usize::from(at.offset));
+        if room < HEADER {
+            return Err(malformed(()));
+        }
+        let bytes = &mut bytes[..room.min(NODE_BYTES)];
+        let page_at = space.locate(place, 1).map_err(|error| error.at(location))?;
+        let read = space.medium.read(page_at + u64::from(at.offset), bytes);
+        read.map_err(|error| crate::error::SegmentError::Io(error).at(location))?;
+        // Which bytes the checksum is of follows from one of them: if it is wrong, the checksum is, too.
+        let slots = bytes[HEADER - 1];
+        let len = HEADER + ENTRY * to_usize_of(slots.count_ones());
+        let found = crc32fast::hash(&bytes[..len.min(bytes.len())]);
+        if found != at.crc32 {
             let fault = MapFault::Checksum {
-                expected: crc32,
+                expected: at.crc32,
                 found,
             };
             return Err(PageError::MapCorrupt { location, fault });
         }
-        // From here on the page is a writer's, barring a collision; the checks are made all the same, as nothing that
-        // comes from a disk may panic or loop.
-        let malformed = PageError::MapCorrupt {
-            location,
-            fault: MapFault::Malformed,
-        };
-        let Ok((header, _)) = NodeHeader::read_from_prefix(page.as_slice()) else {
-            return Err(malformed);
-        };
-        let most = if level == 0 {
-            LEAF_ENTRIES
-        } else {
-            INNER_ENTRIES
-        };
-        let entries = usize::from(header.entries.get());
-        let node = Self {
+        let node = Self::parse(bytes).ok_or_else(|| malformed(()))?;
+        if node.level > most {
+            return Err(malformed(()));
+        }
+        Ok(node)
+    }
+
+    /// Reads a node. The bytes are a writer's, barring a collision; the checks are made all the same, as nothing that
+    /// comes from a disk may panic or loop.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (header, rest) = NodeHeader::read_from_prefix(bytes).ok()?;
+        let level = header.level & !NODE_MIXED;
+        let mut node = Self {
             level,
-            entries,
             first_index: header.first_index.get(),
-            end_index: header.end_index.get(),
-            location,
-            page,
+            pages: header.pages.get(),
+            flags: (header.level & NODE_MIXED == 0).then(|| header.flags.get()),
+            digest: header.digest,
+            slots: header.slots,
+            entries: [SlotEntry::new_zeroed(); NODE_SLOTS],
         };
-        let well_formed = header.magic == NODE_MAGIC
-            && header.level.get() == level
-            && (1..=most).contains(&entries)
-            && node.first_index < node.end_index
-            && node.ascends();
-        if well_formed {
-            Ok(node)
-        } else {
-            Err(malformed)
+        for (nth, slot) in (0..NODE_SLOTS)
+            .filter(|slot| header.slots >> slot & 1 == 1)
+            .enumerate()
+        {
+            let entry = rest.get(nth * ENTRY..(nth + 1) * ENTRY)?;
+            node.entries[slot] = SlotEntry::read_from_bytes(entry).ok()?;
         }
+        let sensible = level <= MAX_LEVEL
+            && node.slots != 0
+            && node.first_index == block_of(node.first_index, level + 1)
+            && (1..=span_pages(level + 1)).contains(&node.pages)
+            && (level > 0 || node.pages == u64::from(node.slots.count_ones()));
+        sensible.then_some(node)
     }
 
-    /// Entries lie within the bounds, ascend and do not overlap.
-    fn ascends(&self) -> bool {
-        let mut next = self.first_index;
-        for i in 0..self.entries {
-            let (first, end) = if self.level == 0 {
-                match StoredRun::from_entry(self.run_entry(i)) {
-                    Some(run) => (run.first_index, run.end_index()),
-                    None => return false,
-                }
-            } else {
-                let first = self.child(i).first_index.get();
-                (first, first.saturating_add(1))
-            };
-            if first < next || (i == 0 && first != self.first_index) || end > self.end_index {
-                return false;
-            }
-            next = end;
+    /// Index after the node's block.
+    pub(super) fn end_index(&self) -> u64 {
+        self.first_index.saturating_add(span_pages(self.level + 1))
+    }
+
+    pub(super) fn covers(&self, index: u64) -> bool {
+        self.first_index <= index && index < self.end_index()
+    }
+
+    /// Returns true if there is a page for each index of the block.
+    pub(super) fn is_full(&self) -> bool {
+        self.pages == span_pages(self.level + 1)
+    }
+
+    /// Returns the slot with the page, as far as the block has it.
+    pub(super) fn slot_of(&self, index: u64) -> usize {
+        slot_of(index, self.level)
+    }
+
+    pub(super) fn slot_first(&self, slot: usize) -> u64 {
+        self.first_index
+            .saturating_add(to_u64(slot).saturating_mul(span_pages(self.level)))
+    }
+
+    pub(super) fn entry(&self, slot: usize) -> Option<&SlotEntry> {
+        (self.slots >> slot & 1 == 1).then(|| &self.entries[slot])
+    }
+
+    /// Returns the occupied slots with their entries, ascending.
+    pub(super) fn occupied(&self) -> impl Iterator<Item = (usize, &SlotEntry)> {
+        let entries = self.entries.iter().enumerate();
+        entries.filter(|(slot, _)| self.slots >> slot & 1 == 1)
+    }
+
+    /// Returns true if the nodes have the same pages at the same places.
+    pub(super) fn equals(&self, other: &Self) -> bool {
+        (self.level, self.first_index, self.slots) == (other.level, other.first_index, other.slots)
+            && self.occupied().eq(other.occupied())
+    }
+
+    /// Computes the digest of a leaf anew.
+    pub(super) fn leaf_digest(&self) -> [u8; 32] {
+        digest::of_leaf(self.first_index, self.slots, &self.entries)
+    }
+
+    pub(super) fn below(&self) -> Below {
+        Below {
+            level: self.level,
+            first_index: self.first_index,
+            pages: self.pages,
+            flags: self.flags,
+            digest: self.digest,
         }
-        self.level > 0 || next == self.end_index
-    }
-
-    pub(super) fn run(&self, i: usize) -> Result<StoredRun, PageError> {
-        StoredRun::from_entry(self.run_entry(i)).ok_or(PageError::MapCorrupt {
-            location: self.location,
-            fault: MapFault::Malformed,
-        })
-    }
-
-    fn run_entry(&self, i: usize) -> &RunEntry {
-        static NONE: RunEntry = RunEntry {
-            first_index: U64::ZERO,
-            location: U64::ZERO,
-            pages: U32::ZERO,
-            flags: U16::ZERO,
-            kind: U16::ZERO,
-            crcs_crc32: U32::ZERO,
-            reserved: U32::ZERO,
-        };
-        // Entries are aligned to nothing; i is below the entry count, which fits the page.
-        entry_at(&self.page, i).unwrap_or(&NONE)
-    }
-
-    pub(super) fn child(&self, i: usize) -> &ChildEntry {
-        static NONE: ChildEntry = ChildEntry {
-            first_index: U64::ZERO,
-            node: U64::ZERO,
-            crc32: U32::ZERO,
-            reserved: U32::ZERO,
-        };
-        entry_at(&self.page, i).unwrap_or(&NONE)
-    }
-
-    /// Returns the first run that ends after `index`; there is one if `index < end_index`.
-    pub(super) fn run_after(&self, index: u64) -> usize {
-        self.partition(|i| {
-            let run = self.run_entry(i);
-            run.first_index
-                .get()
-                .saturating_add(u64::from(run.pages.get()))
-                <= index
-        })
-    }
-
-    /// Returns the last child that begins at or before `index`, or the first.
-    pub(super) fn child_for(&self, index: u64) -> usize {
-        self.partition(|i| self.child(i).first_index.get() <= index)
-            .saturating_sub(1)
-    }
-
-    fn partition(&self, before: impl Fn(usize) -> bool) -> usize {
-        let (mut low, mut high) = (0, self.entries);
-        while low < high {
-            let middle = low.midpoint(high);
-            if before(middle) {
-                low = middle + 1
-            } else {
-                high = middle
-            }
-        }
-        low
     }
 }
 
-fn entry_at<T: FromBytes + zerocopy::Immutable + zerocopy::KnownLayout + zerocopy::Unaligned>(
-    page: &[u8; PAGE_SIZE],
-    i: usize,
-) -> Option<&T> {
-    let at = HEADER + i * size_of::<T>();
-    T::ref_from_bytes(page.get(at..at + size_of::<T>())?).ok()
+/// Facts about a slot's pages that the node above needs.
+#[derive(Clone, Copy)]
+pub(super) struct Below {
+    pub(super) level: u8,
+    pub(super) first_index: u64,
+    pages: u64,
+    flags: Option<u16>,
+    digest: [u8; 32],
+}
+
+impl Below {
+    pub(super) const NOTHING: Self = Self {
+        level: 0,
+        first_index: 0,
+        pages: 0,
+        flags: None,
+        digest: [0; 32],
+    };
+
+    pub(super) fn digest(&self) -> [u8; 32] {
+        self.digest
+    }
+
+    fn zeros(span: u8, first_index: u64, flags: u16) -> Self {
+        Self {
+            level: 0,
+            first_index,
+            pages: span_pages(span),
+            flags: Some(flags),
+            digest: digest::of_zeros(span, first_index, flags),
+        }
+    }
+}
+
+/// Returns the slot of a page in a node of that level.
+pub(super) fn slot_of(index: u64, level: u8) -> usize {
+    to_usize_of(u32::try_from(index >> (u32::from(level) * 3) & 7).unwrap_or(0))
+}
+
+fn to_usize_of(count: u32) -> usize {
+    to_usize(u64::from(count))
+}
+
+/// Returns the flags that all have.
+fn common(mut flags: impl Iterator<Item = Option<u16>>) -> Option<u16> {
+    let first = flags.next()??;
+    flags.all(|flags| flags == Some(first)).then_some(first)
 }
 
 /// Converts a run's page count to a length.
 pub(super) fn run_len(pages: u32) -> usize {
-    to_usize(u64::from(pages)) * PAGE_SIZE
+    to_usize_of(pages) * PAGE_SIZE
 }
+
+const _: () = assert!(NODE_BYTES <= PAGE_SIZE && MAX_LEVEL < NODE_MIXED);

@@ -20,7 +20,7 @@ pub enum Kept {
     Stored,
     /// Zero page: stored nowhere.
     Zero,
-    /// Page that the parent has at this index, and not as a zero page.
+    /// Page that the parent has at this index; of a whole block, zero pages too.
     Parent,
 }
 

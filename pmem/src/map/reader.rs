@@ -7,11 +7,12 @@ use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
-use super::node::{Node, run_len};
+use super::node::{Node, NodeRef, run_len};
 use super::{MapCursor, MapRoot, RunKind, StoredRun};
 use crate::checkpoint::StoredCheckpoint;
 use crate::error::{BlobError, MapFault, PageError, SegmentPlace, outside};
 use crate::ids::PageNo;
+use crate::layout::SlotEntry;
 use crate::{PAGE_BYTES, PAGE_SIZE};
 use permafrost_medium::convert::{to_u64, to_usize};
 use permafrost_medium::{LostPage, Medium};
@@ -98,11 +99,11 @@ impl PageMap {
         if skip.saturating_add(u64::from(pages)) > u64::from(run.pages) || pages == 0 {
             return Ok(&[]);
         }
-        let (place, crcs) = self.verified_checksums(location, run.pages, crcs_crc32)?;
+        let place = self.place(location, run.pages)?;
         let located = self.checkpoint.space().locate(place, run.pages);
         let at = located.map_err(|error| error.at(location))? + skip * PAGE_BYTES;
         let medium = &self.checkpoint.space().medium;
-        // SAFETY: the pages lie in a segment that the checkpoint's lease holds (`read_checksums` has
+        // SAFETY: the pages lie in a segment that the checkpoint's lease holds (`place` has
         // checked it), which is given back at the earliest when the last reference to the checkpoint
         // goes: not before the slice, which borrows from one. A held segment is written to by the
         // shadow that allocated it only, and sealing has consumed that one. If the segment is moved, the
@@ -110,6 +111,18 @@ impl PageMap {
         let lent = unsafe { medium.bytes(at, run_len(pages)) };
         let lost = |error| lost_page(error, (first_index, at), location.plus(skip));
         let bytes = lent.map_err(lost)?;
+        if pages == run.pages {
+            let mut all = crc32fast::Hasher::new();
+            for page in bytes.chunks_exact(PAGE_SIZE) {
+                all.update(&crc32fast::hash(page).to_le_bytes());
+            }
+            medium.check(at, to_u64(bytes.len())).map_err(lost)?;
+            if all.finalize() == crcs_crc32 {
+                return Ok(bytes);
+            }
+        }
+        // Some of the run, or one of its pages is damaged: each by itself.
+        let (_, crcs) = self.verified_checksums(location, run.pages, crcs_crc32)?;
         let expected = crcs.iter().skip(to_usize(skip));
         let mut pages = bytes
             .chunks_exact(PAGE_SIZE)
@@ -244,7 +257,7 @@ impl PageMap {
         if left > 0 {
             let fault = MapFault::BlobGap { len_bytes, index };
             return Err(PageError::MapCorrupt {
-                location: self.root.node(),
+                location: self.root.node().location,
                 fault,
             }
             .into());
@@ -252,8 +265,34 @@ impl PageMap {
         Ok(())
     }
 
-    pub(super) fn load(&self, location: PageNo, crc32: u32, level: u16) -> Result<Node, PageError> {
-        Node::load(&self.checkpoint, location, crc32, level)
+    /// Reads the topmost node; `None` if the map has no page.
+    pub(super) fn root_node(&self) -> Result<Option<(NodeRef, Node)>, PageError> {
+        if self.root.is_empty() {
+            return Ok(None);
+        }
+        let at = self.root.node();
+        let node = Node::load(&self.checkpoint, at, self.root.level())?;
+        Ok(Some((at, node)))
+    }
+
+    /// Reads the child in a slot of a node that is no leaf.
+    pub(super) fn child(
+        &self,
+        node: &Node,
+        slot: usize,
+        entry: &SlotEntry,
+    ) -> Result<Node, PageError> {
+        let at = NodeRef::of(entry);
+        let child = Node::load(&self.checkpoint, at, node.level.saturating_sub(1))?;
+        let within =
+            node.first_index <= child.first_index && node.slot_of(child.first_index) == slot;
+        if node.covers(child.first_index) && within {
+            return Ok(child);
+        }
+        Err(PageError::MapCorrupt {
+            location: at.location,
+            fault: MapFault::Malformed,
+        })
     }
 
     /// Returns the verified page checksums of a stored run, and the place of its pages.
@@ -284,18 +323,20 @@ impl PageMap {
         pages: u32,
         into: &mut Vec<U32>,
     ) -> Result<SegmentPlace, PageError> {
-        let space = self.checkpoint.space();
-        let place = space
-            .geometry
-            .place(location, pages)
-            .map_err(|_| outside(location))?;
-        if !self.checkpoint.lease().holds(place.segment) {
-            return Err(outside(location));
-        }
+        let (space, place) = (self.checkpoint.space(), self.place(location, pages)?);
         space
             .read_crcs(place, pages, into)
             .map_err(|error| error.at(location))?;
         Ok(place)
+    }
+
+    /// Returns the place of consecutive pages, in a segment that the checkpoint holds.
+    pub(super) fn place(&self, location: PageNo, pages: u32) -> Result<SegmentPlace, PageError> {
+        let place = self.checkpoint.space().geometry.place(location, pages);
+        place
+            .ok()
+            .filter(|place| self.checkpoint.lease().holds(place.segment))
+            .ok_or_else(|| outside(location))
     }
 }
 

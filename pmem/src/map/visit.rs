@@ -1,32 +1,53 @@
 //! Visiting all pages that a map consists of and refers to.
 
-use super::{PageMap, RunKind};
+use std::collections::HashSet;
+
+use super::PageMap;
+use super::node::{Node, NodeRef, is_zeros};
 use crate::error::PageError;
 use crate::ids::PageNo;
 
+/// Level from which nodes are remembered as visited: a hundredth of all nodes.
+const REMEMBERED: u8 = 2;
+
+/// Nodes that were visited with everything below them: maps share them.
+#[derive(Default)]
+pub(crate) struct Visited(HashSet<(PageNo, u16)>);
+
 impl PageMap {
-    /// Calls `visit` for each node of the map, a page, and for the stored pages of each run. Reads the nodes, verified, and
-    /// no other page.
-    pub(crate) fn visit(&self, visit: &mut dyn FnMut(PageNo, u32)) -> Result<(), PageError> {
-        if self.root().is_empty() {
-            return Ok(());
+    /// Calls `visit` for the page of each node of the map and for each stored page, but not for what is below a node that
+    /// was visited before. Reads the nodes, verified, and no other page.
+    pub(crate) fn visit(
+        &self,
+        visited: &mut Visited,
+        visit: &mut dyn FnMut(PageNo),
+    ) -> Result<(), PageError> {
+        match self.root_node()? {
+            Some((at, node)) => self.visit_node(at, &node, visited, visit),
+            None => Ok(()),
         }
-        let root = self.root().stored();
-        let mut left = vec![(PageNo(root.node.get()), root.crc32.get(), root.level.get())];
-        while let Some((location, crc32, level)) = left.pop() {
-            let node = self.load(location, crc32, level)?;
-            visit(location, 1);
-            for entry in 0..node.entries {
-                if level == 0 {
-                    let run = node.run(entry)?;
-                    if let RunKind::Stored { location, .. } = run.kind {
-                        visit(location, run.pages);
-                    }
-                } else {
-                    let child = node.child(entry);
-                    left.push((PageNo(child.node.get()), child.crc32.get(), level - 1));
-                }
+    }
+
+    fn visit_node(
+        &self,
+        at: NodeRef,
+        node: &Node,
+        visited: &mut Visited,
+        visit: &mut dyn FnMut(PageNo),
+    ) -> Result<(), PageError> {
+        visit(at.location);
+        for (slot, entry) in node.occupied().filter(|(_, entry)| !is_zeros(entry)) {
+            let below = NodeRef::of(entry);
+            if node.level == 0 {
+                visit(below.location);
+            } else if !visited.0.contains(&(below.location, below.offset)) {
+                let child = self.child(node, slot, entry)?;
+                self.visit_node(below, &child, visited, visit)?;
             }
+        }
+        // Not before: another map would otherwise skip what is damaged here.
+        if node.level >= REMEMBERED {
+            visited.0.insert((at.location, at.offset));
         }
         Ok(())
     }

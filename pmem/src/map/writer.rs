@@ -1,14 +1,19 @@
-//! Building a map while pages come in.
+//! Building a map while pages come in, out of new nodes and nodes of the parent's map.
 
-use zerocopy::IntoBytes;
-use zerocopy::little_endian::U32;
+use std::sync::Arc;
 
-use super::digest::MapHasher;
-use super::node::{Entry, NodeBuilder};
+use zerocopy::FromZeros;
+
+use super::cursor::SharedBlock;
+use super::node::{
+    Below, Node, NodeRef, block_of, is_zeros, page_entry, slot_of, span_pages, zeros_entry,
+};
 use super::pieces::{Kept, Piece, PieceLog};
-use super::{MapRoot, RunKind, StoredRun};
+use super::{MAX_LEVEL, MapCursor, MapRoot, digest};
+use crate::checkpoint::StoredCheckpoint;
 use crate::error::ShadowError;
 use crate::ids::PageNo;
+use crate::layout::{NODE_SLOTS, SlotEntry};
 use crate::segment::SegmentWriter;
 
 /// Counts of the pages in a map, and the map's digest.
@@ -24,39 +29,53 @@ pub struct MapStats {
     pub parent: u64,
     /// Stored pages that the parent may have as well: the parent is damaged there.
     pub parent_damaged: u64,
-    /// Runs they make.
-    pub runs: u64,
+    /// Nodes whose block was hashed: those with a change below.
+    pub nodes: u64,
     /// Digest of the map ([`PageMap::digest`](super::PageMap::digest)), once it is finished.
     pub digest: [u8; 32],
 }
 
-/// A page map being written; for the shadow that made it. Holds one node a level and the checksums of
-/// one run: a few tens of kilobytes, whatever the number of pages.
+/// A page map being written; for the shadow that made it. Holds an open node a level, and the path of one leaf of the
+/// parent: a few tens of kilobytes, whatever the number of pages.
 pub struct MapWriter {
-    run: Option<OpenRun>,
-    levels: Vec<NodeBuilder>,
+    /// Open nodes by level: each is before those of lower levels.
+    open: Vec<OpenNode>,
+    parent: Parent,
     next_index: u64,
-    digest: MapHasher,
     log: Option<PieceLog>,
     pub(crate) stats: MapStats,
 }
 
-/// The run that the next page may extend.
-struct OpenRun {
+/// A node that may get more entries.
+struct OpenNode {
     first_index: u64,
-    pages: u32,
-    flags: u16,
-    location: Option<PageNo>,
-    crcs: Vec<U32>,
+    slots: u8,
+    entries: [SlotEntry; NODE_SLOTS],
+    below: [Below; NODE_SLOTS],
+}
+
+/// Part of a map that is complete: an entry for a node above.
+struct Part {
+    first_index: u64,
+    entry: SlotEntry,
+    below: Below,
+}
+
+/// Nodes of the parent's map around the last page that was taken from it, by level: what is written equal to one of
+/// them need not be written.
+#[derive(Default)]
+struct Parent {
+    /// Keeps their segments.
+    checkpoint: Option<Arc<StoredCheckpoint>>,
+    nodes: Vec<Option<(NodeRef, Node)>>,
 }
 
 impl MapWriter {
     pub(crate) fn new() -> Self {
         Self {
-            run: None,
-            levels: Vec::new(),
+            open: Vec::new(),
+            parent: Parent::default(),
             next_index: 0,
-            digest: MapHasher::default(),
             log: None,
             stats: MapStats::default(),
         }
@@ -100,37 +119,18 @@ impl MapWriter {
         }
     }
 
-    /// Pages at `location`, consecutive and in one segment.
+    /// A page at `location`.
     pub(crate) fn push_stored(
         &mut self,
         out: &mut SegmentWriter,
         index: u64,
         flags: u16,
         location: PageNo,
-        crcs: &[U32],
+        crc: u32,
     ) -> Result<(), ShadowError> {
-        self.digest.pages(index, flags, crcs);
-        // Never more than a segment's pages.
-        let pages = u32::try_from(crcs.len()).unwrap_or(u32::MAX);
-        if let Some(run) = self.run.as_mut() {
-            // The page after a segment's last is the next one's header, so a page that follows without a gap is in
-            // this segment.
-            let follows = run
-                .location
-                .is_some_and(|l| l.plus(u64::from(run.pages)) == location);
-            if follows && run.flags == flags && run.first_index + u64::from(run.pages) == index {
-                run.pages += pages;
-                run.crcs.extend_from_slice(crcs);
-                self.next_index = index + u64::from(pages);
-                self.stats.pages += u64::from(pages);
-                return Ok(());
-            }
-        }
-        self.begin(out, index, flags, Some(location), pages)?;
-        if let Some(run) = self.run.as_mut() {
-            run.crcs.extend_from_slice(crcs);
-        }
-        Ok(())
+        self.count(index, 1);
+        let part = Part::of_pages(index, page_entry(location, flags, crc));
+        self.insert(out, 0, &part)
     }
 
     /// Pages of zeros.
@@ -141,115 +141,174 @@ impl MapWriter {
         flags: u16,
         mut pages: u64,
     ) -> Result<(), ShadowError> {
-        self.digest.zeros(index, flags, pages);
+        if pages > 0 {
+            self.count(index, pages);
+        }
         while pages > 0 {
-            let mut part = u32::try_from(pages).unwrap_or(u32::MAX);
-            match self.run.as_mut() {
-                Some(run)
-                    if run.location.is_none()
-                        && run.flags == flags
-                        && run.first_index + u64::from(run.pages) == index
-                        && run.pages < u32::MAX =>
-                {
-                    part = part.min(u32::MAX - run.pages);
-                    run.pages += part;
-                    self.next_index = index + u64::from(part);
-                    self.stats.pages += u64::from(part);
-                }
-                _ => self.begin(out, index, flags, None, part)?,
+            // The largest block that begins here.
+            let span = (0..=MAX_LEVEL)
+                .rev()
+                .find(|&span| span_pages(span) <= pages && index.is_multiple_of(span_pages(span)));
+            let span = span.unwrap_or(0);
+            let part = Part::of_pages(index, zeros_entry(flags));
+            self.place(out, span, &part)?;
+            index += span_pages(span);
+            pages -= span_pages(span);
+        }
+        Ok(())
+    }
+
+    /// A block of the parent's, with all of its pages.
+    pub(crate) fn push_block(
+        &mut self,
+        out: &mut SegmentWriter,
+        block: &SharedBlock,
+    ) -> Result<(), ShadowError> {
+        let node = &block.node;
+        self.count(node.first_index, node.pages);
+        self.place(out, node.level + 1, &Part::of_node(block.at, node))
+    }
+
+    /// Notes the nodes of the parent around the page that is about to come.
+    pub(crate) fn beside(&mut self, parent: &MapCursor) {
+        let Parent { checkpoint, nodes } = &mut self.parent;
+        let theirs = parent.map().checkpoint();
+        if !checkpoint
+            .as_ref()
+            .is_some_and(|ours| Arc::ptr_eq(ours, theirs))
+        {
+            nodes.clear();
+            *checkpoint = Some(Arc::clone(theirs));
+        }
+        // A leaf that was noted has its path noted, too.
+        for (at, node) in parent.path().iter().rev() {
+            let level = usize::from(node.level);
+            if nodes.len() <= level {
+                nodes.resize(level + 1, None);
             }
-            index += u64::from(part);
-            pages -= u64::from(part);
+            let noted = &mut nodes[level];
+            if noted.is_some_and(|(noted, _)| noted == *at) {
+                break;
+            }
+            *noted = Some((*at, *node));
         }
-        Ok(())
     }
 
-    fn begin(
+    fn count(&mut self, index: u64, pages: u64) {
+        self.next_index = index + pages;
+        self.stats.pages += pages;
+    }
+
+    /// Puts a part of `8^span` pages, or a node of the level below `span`, into the node above.
+    fn place(&mut self, out: &mut SegmentWriter, span: u8, part: &Part) -> Result<(), ShadowError> {
+        for level in 0..span {
+            if self.is_open(level) {
+                self.close(out, level)?;
+            }
+        }
+        self.insert(out, span, part)
+    }
+
+    fn is_open(&self, level: u8) -> bool {
+        let open = self.open.get(usize::from(level));
+        open.is_some_and(|open| open.slots != 0)
+    }
+
+    fn insert(
         &mut self,
         out: &mut SegmentWriter,
-        first_index: u64,
-        flags: u16,
-        location: Option<PageNo>,
-        pages: u32,
+        level: u8,
+        part: &Part,
     ) -> Result<(), ShadowError> {
-        let mut crcs = self.end_run(out)?;
-        crcs.clear();
-        self.run = Some(OpenRun {
-            first_index,
-            pages,
-            flags,
-            location,
-            crcs,
-        });
-        self.next_index = first_index + u64::from(pages);
-        self.stats.pages += u64::from(pages);
+        let first_index = block_of(part.first_index, level + 1);
+        while self.open.len() <= usize::from(level) {
+            self.open.push(OpenNode::new());
+        }
+        let open = &self.open[usize::from(level)];
+        if open.slots == 0 || open.first_index != first_index {
+            self.close_before(out, level, part.first_index)?;
+        }
+        let open = &mut self.open[usize::from(level)];
+        let slot = slot_of(part.first_index, level);
+        open.first_index = first_index;
+        open.slots |= 1 << slot;
+        open.entries[slot] = part.entry;
+        if level > 0 {
+            open.below[slot] = part.below;
+        }
         Ok(())
     }
 
-    /// Passes the open run to the leaf; gives back its buffer.
-    fn end_run(&mut self, out: &mut SegmentWriter) -> Result<Vec<U32>, ShadowError> {
-        let Some(open) = self.run.take() else {
-            return Ok(Vec::new());
-        };
-        let kind = match open.location {
-            None => RunKind::Zero,
-            Some(location) => RunKind::Stored {
-                location,
-                crcs_crc32: crc32fast::hash(open.crcs.as_bytes()),
-            },
-        };
-        let run = StoredRun {
-            first_index: open.first_index,
-            pages: open.pages,
-            flags: open.flags,
-            kind,
-        };
-        self.stats.runs += 1;
-        self.push(
-            out,
-            0,
-            &Entry::Run(run.to_entry()),
-            run.first_index,
-            run.end_index(),
-        )?;
-        Ok(open.crcs)
-    }
-
-    fn push(
+    /// Ends the nodes from `level` on that end before `index`: the parent's equal ones are noted until its next page.
+    fn close_before(
         &mut self,
         out: &mut SegmentWriter,
-        level: usize,
-        entry: &Entry,
-        first: u64,
-        end: u64,
+        level: u8,
+        index: u64,
     ) -> Result<(), ShadowError> {
-        if level == self.levels.len() {
-            // Far fewer levels than a u16 counts: each multiplies the entries by over a hundred.
-            self.levels
-                .push(NodeBuilder::new(u16::try_from(level).unwrap_or(u16::MAX)));
+        for level in level..=MAX_LEVEL {
+            let Some(open) = self.open.get(usize::from(level)) else {
+                break;
+            };
+            if open.slots == 0 {
+                continue;
+            }
+            if open.first_index == block_of(index, level + 1) {
+                break;
+            }
+            self.close(out, level)?;
         }
-        // A full node is written when the next entry comes, not before: so no node is ever empty.
-        if self.levels[level].is_full() {
-            let (entry, first, end) = self.write_node(out, level)?;
-            self.push(out, level + 1, &entry, first, end)?;
-        }
-        self.levels[level].push(entry, first, end);
         Ok(())
     }
 
-    /// Writes a level's node and clears it; gives the entry for the level above.
-    fn write_node(
-        &mut self,
-        out: &mut SegmentWriter,
-        level: usize,
-    ) -> Result<(Entry, u64, u64), ShadowError> {
-        let node = &mut self.levels[level];
-        let (first, end) = node.bounds();
-        let page = node.page();
-        let crc = crc32fast::hash(page.as_slice());
-        let place = out.append(page, crc)?;
-        node.clear();
-        Ok((Entry::child(first, place, crc), first, end))
+    /// Ends a level's node, and puts it into the one above.
+    fn close(&mut self, out: &mut SegmentWriter, level: u8) -> Result<(), ShadowError> {
+        let part = self.end_node(out, level)?;
+        self.insert(out, level + 1, &part)
+    }
+
+    /// Ends a level's node. One with a single child is that child, one full of zeros is zeros: so neither is stored, and
+    /// a sparse map has no more than two nodes for each leaf.
+    fn end_node(&mut self, out: &mut SegmentWriter, level: u8) -> Result<Part, ShadowError> {
+        let open = &mut self.open[usize::from(level)];
+        let slots = std::mem::take(&mut open.slots);
+        let first = slots.trailing_zeros() as usize % NODE_SLOTS;
+        let (entry, below) = (open.entries[first], open.below[first]);
+        if level > 0 && slots.is_power_of_two() && !is_zeros(&entry) {
+            return Ok(Part {
+                first_index: below.first_index,
+                entry,
+                below,
+            });
+        }
+        if slots == u8::MAX && is_zeros(&entry) && open.entries.iter().all(|e| *e == entry) {
+            return Ok(Part::of_pages(open.first_index, entry));
+        }
+        let node = if level == 0 {
+            Node::leaf(open.first_index, slots, &open.entries)
+        } else {
+            Node::inner(level, open.first_index, slots, &open.entries, &open.below)
+        };
+        self.stats.nodes += 1;
+        let at = match self.parent.equal(&node) {
+            Some(at) => {
+                let place = out.space().geometry.place(at.location, 1);
+                let place = place.map_err(|_| crate::error::outside(at.location))?;
+                out.holdings().share(place.segment);
+                at
+            }
+            None => {
+                let (bytes, len) = node.to_bytes();
+                let (location, offset) = out.append_node(&bytes[..len])?;
+                let crc32 = crc32fast::hash(&bytes[..len]);
+                NodeRef {
+                    location,
+                    offset,
+                    crc32,
+                }
+            }
+        };
+        Ok(Part::of_node(at, &node))
     }
 
     /// Writes the remaining nodes, leaves first.
@@ -257,23 +316,60 @@ impl MapWriter {
         mut self,
         out: &mut SegmentWriter,
     ) -> Result<(MapRoot, MapStats), ShadowError> {
-        self.end_run(out)?;
-        self.stats.digest = std::mem::take(&mut self.digest).finish();
+        self.stats.digest = digest::of_nothing();
         let mut level = 0;
-        while level < self.levels.len() {
-            let (entry, first, end) = self.write_node(out, level)?;
-            if level + 1 == self.levels.len() {
-                let Entry::Child(root) = entry else { break };
-                let root_level = self.levels[level].level();
-                let node = PageNo(root.node.get());
-                return Ok((
-                    MapRoot::new(node, root.crc32.get(), root_level, &self.stats),
-                    self.stats,
-                ));
+        while usize::from(level) < self.open.len() {
+            if self.is_open(level) {
+                let part = self.end_node(out, level)?;
+                let above = level + 1..=MAX_LEVEL + 1;
+                // Zeros are no node: there is one above them.
+                if !is_zeros(&part.entry) && !above.into_iter().any(|level| self.is_open(level)) {
+                    self.stats.digest = part.below.digest();
+                    let root =
+                        MapRoot::new(NodeRef::of(&part.entry), part.below.level, &self.stats);
+                    return Ok((root, self.stats));
+                }
+                self.insert(out, level + 1, &part)?;
             }
-            self.push(out, level + 1, &entry, first, end)?;
             level += 1;
         }
         Ok((MapRoot::EMPTY, self.stats))
+    }
+}
+
+impl OpenNode {
+    fn new() -> Self {
+        Self {
+            first_index: 0,
+            slots: 0,
+            entries: [SlotEntry::new_zeroed(); NODE_SLOTS],
+            below: [Below::NOTHING; NODE_SLOTS],
+        }
+    }
+}
+
+impl Part {
+    fn of_pages(first_index: u64, entry: SlotEntry) -> Self {
+        Self {
+            first_index,
+            entry,
+            below: Below::NOTHING,
+        }
+    }
+
+    fn of_node(at: NodeRef, node: &Node) -> Self {
+        Self {
+            first_index: node.first_index,
+            entry: at.entry(),
+            below: node.below(),
+        }
+    }
+}
+
+impl Parent {
+    /// Returns the parent's node that equals `node`.
+    fn equal(&self, node: &Node) -> Option<NodeRef> {
+        let (at, theirs) = self.nodes.get(usize::from(node.level))?.as_ref()?;
+        theirs.equals(node).then_some(*at)
     }
 }

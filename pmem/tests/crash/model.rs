@@ -177,6 +177,8 @@ pub(crate) fn check_content(
         for run in map.runs() {
             let run = run.map_err(|e| e.to_string())?;
             let bytes = map.read(&run).map_err(|e| e.to_string())?;
+            // A whole run is verified by the map, the segment's checksums are for a part of one and for cleaning.
+            map.check_checksums(&run).map_err(|e| e.to_string())?;
             for i in 0..run.pages as usize {
                 let Some(&(index, flags, salt)) = expected.next() else {
                     return Err("pages too many".to_owned());

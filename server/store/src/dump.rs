@@ -415,7 +415,6 @@ impl DumpBuilder {
             stored_pages: stats.stored,
             zero_pages: stats.zero,
             parent_pages: stats.parent,
-            runs: stats.runs,
             map_digest: stats.digest.to_vec(),
         });
         Ok(())
@@ -444,10 +443,18 @@ fn tap_from_parent(
         let Some(run) = parent.lookup(index).map_err(ShadowError::from)? else {
             return Err(ShadowError::MissingInParent { index }.into());
         };
-        let pages = (run.end_index().min(end) - index).min(COPY_PAGES);
+        let mut pages = run.end_index().min(end) - index;
+        if matches!(run.kind, RunKind::Stored { .. }) {
+            pages = pages.min(COPY_PAGES);
+        }
         let count = u32::try_from(pages).unwrap_or(u32::MAX);
-        let bytes = parent.map().read_range(&run, index, count);
-        tap.pages(index, piece.flags, bytes.map_err(ShadowError::from)?);
+        match run.kind {
+            RunKind::Zero => tap.zero(index, piece.flags, pages),
+            RunKind::Stored { .. } => {
+                let bytes = parent.map().read_range(&run, index, count);
+                tap.pages(index, piece.flags, bytes.map_err(ShadowError::from)?);
+            }
+        }
         index += pages;
     }
     Ok(())

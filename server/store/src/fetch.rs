@@ -327,12 +327,16 @@ impl<'a> Source<'a> {
         };
         let page_bytes = permafrost_pmem::PAGE_SIZE;
         let mut equal = 0_u64;
+        let mut theirs: Option<StoredRun> = None;
         for (page, at) in bytes.chunks_exact(page_bytes).zip(0_u64..) {
             let index = first_index + at;
-            let same = match cursor.lookup(index) {
+            if !theirs.is_some_and(|run| run.contains(index)) {
+                theirs = cursor.lookup(index).ok().flatten();
+            }
+            let same = match theirs {
                 // The page is verified, so the receiver's copy of the parent has the same bytes.
-                Ok(Some(run)) => map.read_range(&run, index, 1).is_ok_and(|old| old == page),
-                _ => false,
+                Some(run) => map.read_range(&run, index, 1).is_ok_and(|old| old == page),
+                None => false,
             };
             match (same, at == equal) {
                 (true, true) => equal += 1,

@@ -7,15 +7,50 @@ use sha2::{Digest, Sha256};
 
 static ZERO_PAGE_CRC32: LazyLock<u32> = LazyLock::new(|| crc32fast::hash(&[0; PAGE_SIZE]));
 
-/// Digest of a page map under construction (docs/format.md, "Content digest"): over each page, ascending, its
-/// index, flags and CRC32, and over each run of zero pages its end and its beginning.
+/// Slots of a block.
+const SLOTS: u8 = 8;
+/// Largest blocks are those of `8^22` pages: all indices.
+const MAX_SPAN: u8 = 22;
+/// First byte hashed for a block of pages, a block of blocks, a block of zeros.
+const LEAF: u8 = 0;
+const BLOCK: u8 = 1;
+const ZEROS: u8 = 2;
+
+/// Digest of a page map under construction (docs/format.md, "Content digest"): a tree over aligned blocks of indices, of
+/// which one of each size is open.
 #[derive(Clone, Default)]
 pub struct MapDigest {
-    hash: Sha256,
     pages: u64,
-    /// Zero pages that are not hashed yet, because the next call may extend them: first index, index after the last,
-    /// flags.
-    zeros: Option<(u64, u64, u16)>,
+    /// Open blocks, from those of eight pages up.
+    open: Vec<Block>,
+}
+
+#[derive(Clone, Default)]
+struct Block {
+    first_index: u64,
+    slots: [Option<Part>; SLOTS as usize],
+}
+
+/// Pages in a slot.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    /// A page: its flags and CRC32.
+    Page(u16, u32),
+    /// Zero pages in the whole slot, with these flags.
+    Zeros(u16),
+    Digest([u8; 32]),
+}
+
+/// Pages in a block of `8^span`; at most what an index can count.
+fn span_pages(span: u8) -> u64 {
+    1_u64.checked_shl(3 * u32::from(span)).unwrap_or(u64::MAX)
+}
+
+fn block_of(index: u64, span: u8) -> u64 {
+    match 1_u64.checked_shl(3 * u32::from(span)) {
+        Some(pages) => index / pages * pages,
+        None => 0,
+    }
 }
 
 impl MapDigest {
@@ -26,8 +61,7 @@ impl MapDigest {
             if crc == *ZERO_PAGE_CRC32 && page.iter().all(|byte| *byte == 0) {
                 self.zeros(index, flags, 1);
             } else {
-                self.end_zeros();
-                self.entry(index, flags, crc);
+                self.place(index, 0, Part::Page(flags, crc));
                 self.pages += 1;
             }
         }
@@ -44,48 +78,136 @@ impl MapDigest {
         }
     }
 
-    /// Adds zero pages from `index` on. The cost does not depend on their number.
-    pub fn zeros(&mut self, index: u64, flags: u16, pages: u64) {
-        if pages == 0 {
-            return;
-        }
+    /// Adds zero pages from `index` on. The cost hardly depends on their number.
+    pub fn zeros(&mut self, mut index: u64, flags: u16, pages: u64) {
+        // Indices end with 64 bits: a node that sends more has another digest in any case.
+        let mut pages = pages.min(u64::MAX - index);
         self.pages = self.pages.saturating_add(pages);
-        let end = index.saturating_add(pages);
-        match &mut self.zeros {
-            Some((_, open_end, open_flags)) if *open_end == index && *open_flags == flags => {
-                *open_end = end;
-            }
-            _ => {
-                self.end_zeros();
-                self.zeros = Some((index, end, flags));
-            }
+        while pages > 0 {
+            // The largest block that begins here.
+            let fits =
+                |span: &u8| span_pages(*span) <= pages && index.is_multiple_of(span_pages(*span));
+            let span = (0..MAX_SPAN).rev().find(fits).unwrap_or(0);
+            self.place(index, span, Part::Zeros(flags));
+            index += span_pages(span);
+            pages -= span_pages(span);
         }
     }
 
-    fn end_zeros(&mut self) {
-        if let Some((first, end, flags)) = self.zeros.take() {
-            self.entry(end, flags, 0);
-            self.entry(first, flags, 0);
+    /// Puts `8^span` pages, or some of them, into the block above; blocks that are before them are complete.
+    fn place(&mut self, index: u64, span: u8, part: Part) {
+        for below in 0..span {
+            self.close(below);
+        }
+        let first_index = block_of(index, span + 1);
+        let level = usize::from(span);
+        if self.open.len() <= level {
+            self.open.resize_with(level + 1, Block::default);
+        }
+        if self.open[level].first_index != first_index {
+            self.close(span);
+            self.open[level].first_index = first_index;
+        }
+        let slot = usize::try_from(index / span_pages(span) % u64::from(SLOTS)).unwrap_or(0);
+        self.open[level].slots[slot] = Some(part);
+    }
+
+    /// Ends the open block of `8^(level + 1)` pages, if there is one, and puts it into the one above.
+    fn close(&mut self, level: u8) {
+        let Some(block) = self.open.get_mut(usize::from(level)) else {
+            return;
+        };
+        let block = std::mem::take(block);
+        if let Some(part) = block.part(level) {
+            self.place(block.first_index, level + 1, part);
         }
     }
 
-    fn entry(&mut self, index: u64, flags: u16, crc: u32) {
-        let mut entry = [0; 14];
-        entry[..8].copy_from_slice(&index.to_le_bytes());
-        entry[8..10].copy_from_slice(&flags.to_le_bytes());
-        entry[10..].copy_from_slice(&crc.to_le_bytes());
-        self.hash.update(entry);
-    }
-
-    pub(super) fn finish(mut self) -> [u8; 32] {
-        self.end_zeros();
-        self.hash.finalize().into()
+    /// Returns the digest of what was added.
+    #[must_use]
+    pub fn finish(mut self) -> [u8; 32] {
+        for level in 0..MAX_SPAN {
+            let at = usize::from(level);
+            let Some(open) = self.open.get_mut(at) else {
+                break;
+            };
+            let block = std::mem::take(open);
+            let above = self.open[at + 1..].iter().any(Block::is_begun);
+            match block.part(level) {
+                Some(part) if above => self.place(block.first_index, level + 1, part),
+                Some(part) => return part.digest(level + 1, block.first_index),
+                None => {}
+            }
+        }
+        Sha256::digest([]).into()
     }
 
     /// Returns true if the number of pages and the digest match the manifest's. A checkpoint sealed before
     /// manifests had digests records the number of pages only.
     pub(super) fn is(self, pages: u64, map_digest: &[u8]) -> bool {
         self.pages == pages && (map_digest.is_empty() || self.finish() == map_digest)
+    }
+}
+
+impl Block {
+    fn is_begun(&self) -> bool {
+        self.slots.iter().any(Option::is_some)
+    }
+
+    /// Returns the pages of the block as a part of the one above.
+    fn part(&self, level: u8) -> Option<Part> {
+        if let Some(zeros @ Part::Zeros(_)) = self.slots[0]
+            && self.slots.iter().all(|slot| *slot == Some(zeros))
+        {
+            return Some(zeros);
+        }
+        if !self.is_begun() {
+            return None;
+        }
+        let mut hash = Sha256::new();
+        if level == 0 {
+            hash.update([LEAF]);
+            hash.update(self.first_index.to_le_bytes());
+            for (slot, part) in (0_u8..).zip(self.slots) {
+                let (stored, flags, crc) = match part {
+                    Some(Part::Page(flags, crc)) => (1, flags, crc),
+                    Some(Part::Zeros(flags)) => (0, flags, 0),
+                    _ => continue,
+                };
+                hash.update([slot, stored]);
+                hash.update(flags.to_le_bytes());
+                hash.update(crc.to_le_bytes());
+            }
+            return Some(Part::Digest(hash.finalize().into()));
+        }
+        hash.update([BLOCK, level]);
+        let first_of = |slot| self.first_index + u64::from(slot) * span_pages(level);
+        let mut digests = (0_u8..)
+            .zip(self.slots)
+            .filter_map(|(slot, part)| Some((slot, part?.digest(level, first_of(slot)))));
+        let (slot, first) = digests.next()?;
+        let Some(second) = digests.next() else {
+            return Some(Part::Digest(first));
+        };
+        for (slot, digest) in [(slot, first), second].into_iter().chain(digests) {
+            hash.update([slot]);
+            hash.update(digest);
+        }
+        Some(Part::Digest(hash.finalize().into()))
+    }
+}
+
+impl Part {
+    fn digest(self, span: u8, first_index: u64) -> [u8; 32] {
+        match self {
+            Self::Digest(digest) => digest,
+            Self::Zeros(flags) | Self::Page(flags, _) => {
+                let mut hash = Sha256::new_with_prefix([ZEROS, span]);
+                hash.update(first_index.to_le_bytes());
+                hash.update(flags.to_le_bytes());
+                hash.finalize().into()
+            }
+        }
     }
 }
 

@@ -319,7 +319,6 @@ fn spaces(spaces: &[AddressSpace]) -> String {
         ("STORED", Align::Right),
         ("EQUAL", Align::Right),
         ("ZERO", Align::Right),
-        ("RUNS", Align::Right),
         ("IMAGE", Align::Left),
     ]);
     for space in spaces {
@@ -333,7 +332,6 @@ fn spaces(spaces: &[AddressSpace]) -> String {
             pages(space.stored_pages),
             pages(space.parent_pages),
             pages(space.zero_pages),
-            space.runs.to_string(),
             format!("pages-{}.img", space.pages_id),
         ]);
     }

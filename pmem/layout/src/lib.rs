@@ -3,10 +3,12 @@
 //! Integers are little-endian; structures have no padding (asserted at the end, and `docs/format.md`
 //! is compared with this file by a test). Checksums are CRC32 (the IEEE polynomial, as in zlib).
 
+#![forbid(unsafe_code)]
+
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::PAGE_SIZE;
+use permafrost_medium::PAGE_SIZE;
 
 /// The format version this build writes, and the only one it reads.
 pub const FORMAT_VERSION: u32 = 2;
@@ -17,8 +19,6 @@ pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"PFREGION";
 pub const SEGMENT_MAGIC: [u8; 8] = *b"PFSEGMNT";
 /// First bytes of a checkpoint's root page.
 pub const ROOT_MAGIC: [u8; 8] = *b"PFCKROOT";
-/// First bytes of a page-map node.
-pub const NODE_MAGIC: [u8; 4] = *b"PFMN";
 
 /// Superblock state: the region is closed, everything acknowledged is in it.
 pub const STATE_CLEAN: u32 = 1;
@@ -203,8 +203,8 @@ pub struct SegmentHeader {
     pub uuid: [u8; 16],
     /// Reserved field, always zero.
     pub reserved: [u8; 2016],
-    /// CRC32 of each page, by its place in the segment; entry 0 is zero. Verified by the run's
-    /// `crcs_crc32`.
+    /// CRC32 of each page, by its place in the segment; entry 0 is zero. Verified by the
+    /// CRC32s of the maps.
     pub crcs: [U32; SEGMENT_CRCS],
 }
 
@@ -272,83 +272,56 @@ pub struct RootPage {
 )]
 #[repr(C)]
 pub struct MapRootBytes {
-    /// Page number of the topmost node, 0 if the map is empty.
+    /// Page number of the page with the topmost node, 0 if the map is empty.
     pub node: U64,
-    /// CRC32 of that page.
+    /// CRC32 of that node.
     pub crc32: U32,
+    /// Byte offset of that node in its page.
+    pub offset: U16,
     /// Level of that node, 0 for a leaf.
     pub level: U16,
-    /// Reserved field, always zero.
-    pub reserved: U16,
     /// Pages in the map.
     pub pages: U64,
-    /// Runs in the map.
-    pub runs: U64,
-}
-
-/// Start of a map node; entries follow.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct NodeHeader {
-    /// Magic number: [`NODE_MAGIC`].
-    pub magic: [u8; 4],
-    /// 0 for a leaf, whose entries are runs; above, entries are children of the level below.
-    pub level: U16,
-    /// Number of entries, at least 1.
-    pub entries: U16,
-    /// First index of the first run below.
-    pub first_index: U64,
-    /// Index after the last page of the last run below.
-    pub end_index: U64,
     /// Reserved field, always zero.
     pub reserved: U64,
 }
 
-/// Run kind: pages of zeros, stored nowhere.
-pub const RUN_ZERO: u16 = 0;
-/// Run kind: pages at `location`.
-pub const RUN_STORED: u16 = 1;
+/// Start of a map node; an entry for each of its occupied slots follows, ascending.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct NodeHeader {
+    /// First index of the node's block: a multiple of its length.
+    pub first_index: U64,
+    /// Number of pages below.
+    pub pages: U64,
+    /// Content digest of the block.
+    pub digest: [u8; 32],
+    /// Flags that all pages below have; 0 if they differ.
+    pub flags: U16,
+    /// Level: 0 for a leaf. [`NODE_MIXED`] is added if the pages below differ in their flags.
+    pub level: u8,
+    /// Bitmap of the occupied slots, at least one.
+    pub slots: u8,
+}
 
-/// Leaf entry: consecutive pages. A stored run lies within one segment.
+/// Slots of a node.
+pub const NODE_SLOTS: usize = 8;
+/// Bit of a node's level: the pages below have different flags.
+pub const NODE_MIXED: u8 = 0x80;
+
+/// Entry of a node: a page in leaves, a child above; or zeros, which fill the slot.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
-pub struct RunEntry {
-    /// Index of the first page: a virtual page number, or a page of a file.
-    pub first_index: U64,
-    /// Page number in the region of the first page; 0 for zeros.
+pub struct SlotEntry {
+    /// Page number of the page, or of the page with the child; 0 for zeros.
     pub location: U64,
-    /// Number of pages, at least 1.
-    pub pages: U32,
-    /// Flags of the writer's own.
-    pub flags: U16,
-    /// [`RUN_ZERO`] or [`RUN_STORED`].
-    pub kind: U16,
-    /// CRC32 of the pages' CRC32s, in order; 0 for zeros.
-    pub crcs_crc32: U32,
-    /// Reserved field, always zero.
-    pub reserved: U32,
-}
-
-/// Inner entry: a child node.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ChildEntry {
-    /// First index below the child.
-    pub first_index: U64,
-    /// Page number of the child.
-    pub node: U64,
-    /// CRC32 of the child's page.
+    /// Byte offset of the child in its page; the flags of a page or of zeros.
+    pub detail: U16,
+    /// CRC32 of the page or of the child; 0 for zeros.
     pub crc32: U32,
-    /// Reserved field, always zero.
-    pub reserved: U32,
 }
-
-/// Runs in a leaf: (4096 - 32) / 32.
-pub const LEAF_ENTRIES: usize = 127;
-/// Children of an inner node: (4096 - 32) / 24.
-pub const INNER_ENTRIES: usize = 169;
 
 const _: () = {
     assert!(size_of::<Superblock>() == 128);
@@ -363,11 +336,8 @@ const _: () = {
     assert!(size_of::<SegmentHeader>() == PAGE_SIZE);
     assert!(size_of::<RootPage>() == PAGE_SIZE);
     assert!(size_of::<MapRootBytes>() == 32);
-    assert!(size_of::<NodeHeader>() == 32);
-    assert!(size_of::<RunEntry>() == 32);
-    assert!(size_of::<ChildEntry>() == 24);
-    assert!(size_of::<NodeHeader>() + LEAF_ENTRIES * size_of::<RunEntry>() == PAGE_SIZE);
-    assert!(size_of::<NodeHeader>() + INNER_ENTRIES * size_of::<ChildEntry>() <= PAGE_SIZE);
+    assert!(size_of::<NodeHeader>() == 52);
+    assert!(size_of::<SlotEntry>() == 14);
     // The checksums' places, on which builds of any version rely.
     assert!(std::mem::offset_of!(Superblock, version) == 8);
     assert!(std::mem::offset_of!(Superblock, crc32) == 124);
