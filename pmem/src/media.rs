@@ -155,6 +155,9 @@ impl Region {
     pub fn set_draining(&self, number: usize, draining: bool) -> Result<(), MediaError> {
         self.change_media(|superblock, space| {
             let mut member = find(superblock, number)?;
+            if draining && space.medium.get(number).is_none() {
+                return Err(MediaError::Missing { number });
+            }
             let order = space.allocator().order().to_vec();
             if draining && order.iter().all(|&other| other == number) {
                 return Err(MediaError::NoOther);

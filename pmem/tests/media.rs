@@ -352,6 +352,7 @@ fn a_missing_medium_is_left_alone_until_it_is_back_or_given_up() {
     for refused in [
         region.grow_medium(number, 30 * SEGMENT),
         region.remove_medium(number),
+        region.set_draining(number, true),
         region.drain_step(number, 1).map(drop),
     ] {
         assert!(refused.is_err());

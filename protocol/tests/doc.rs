@@ -229,6 +229,7 @@ fn requests_and_replies() {
             Q::CancelReservation(Default::default()),
         ),
         ("Took", Q::Took(Default::default())),
+        ("Media", Q::Media(Default::default())),
         ("Deny", Q::Deny(Default::default())),
     ];
     let replies = [
@@ -249,6 +250,7 @@ fn requests_and_replies() {
         ("Retention", R::Retention(Default::default())),
         ("Pruned", R::Pruned(Default::default())),
         ("Reserved", R::Reserved(Default::default())),
+        ("RegionMedia", R::RegionMedia(Default::default())),
         ("Denials", R::Denials(Default::default())),
     ];
     // A message with nothing but the body begins with the body's key.

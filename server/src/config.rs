@@ -22,6 +22,8 @@ pub struct Config {
     /// Path of the region: a file, best on a DAX file system, or on tmpfs where speed matters more than survival.
     /// Default `region` in the data directory.
     pub region: Option<PathBuf>,
+    /// Files of the region beside its first that are not where they were when it was last open. Default none.
+    pub members: Vec<PathBuf>,
     /// Size of a region that does not exist yet, bytes. Default 4 GiB, or half of the file system's free space where
     /// that is less.
     pub region_size_bytes: Option<u64>,
@@ -133,6 +135,7 @@ impl Default for Config {
         Self {
             data_dir: PathBuf::from("/var/lib/permafrost"),
             region: None,
+            members: Vec::new(),
             region_size_bytes: None,
             require_dax: false,
             accept_loss: false,

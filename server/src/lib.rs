@@ -6,6 +6,7 @@ pub mod config;
 pub mod daemon;
 pub mod denials;
 mod error;
+mod members;
 pub mod metrics;
 pub mod offline;
 pub mod peers;

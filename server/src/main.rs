@@ -48,6 +48,9 @@ struct Args {
     /// [default: DATA_DIR/region].
     #[arg(long, value_name = "PATH")]
     region: Option<PathBuf>,
+    /// A further file of the region that is not where it was when the region was last open. Repeatable.
+    #[arg(long = "member", value_name = "FILE")]
+    members: Vec<PathBuf>,
     /// Size of a region that is not there yet, such as 512M or 16G
     /// [default: 4G, or half of what is free where that is less].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -324,6 +327,11 @@ fn run(args: Args) -> anyhow::Result<()> {
     let config = Config {
         data_dir: absolute(args.data_dir)?,
         region: args.region.map(absolute).transpose()?,
+        members: args
+            .members
+            .into_iter()
+            .map(absolute)
+            .collect::<Result<_, _>>()?,
         region_size_bytes: args.region_size,
         require_dax: args.require_dax,
         accept_loss: args.accept_loss,

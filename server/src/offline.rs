@@ -7,9 +7,12 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::members;
 use permafrost_agent::host::arguments::in_full;
 use permafrost_criu::directory;
-use permafrost_pmem::{MediumError, OpenError, OpenOptions, RecoverOptions, Region, open_medium};
+use permafrost_pmem::{
+    MediumError, OpenError, OpenOptions, RecoverOptions, Region, RegionMember, open_medium,
+};
 use permafrost_store::catalog::{CatalogError, SledCatalog};
 use permafrost_store::{HeldCheckpoint, RegionLocation, Store, StoreError, StoreParts};
 
@@ -82,7 +85,12 @@ impl Opened {
         })?;
         let guarantee = medium.guarantee().clone();
         let options = RecoverOptions::default().read_only(true).unlisted(true);
-        let opened = Region::open_with(medium, options);
+        let unpopulated = OpenOptions {
+            require_dax: false,
+            populate: false,
+        };
+        let mut find = |member: &RegionMember| members::find(member, &[], &unpopulated);
+        let opened = Region::open_all(medium, options, &mut find);
         let (region, _) = opened.map_err(|source| OfflineError::Region {
             path: path.to_owned(),
             source,
@@ -111,6 +119,15 @@ impl Opened {
         let usage = self.region.usage();
         let held = self.region.checkpoints().len();
         writeln!(out, "region {}: {held} checkpoints", usage.uuid)?;
+        let media = self.region.media();
+        let missing = media
+            .iter()
+            .filter_map(|medium| Some((medium, medium.problem.as_ref()?)));
+        let mut whole = true;
+        for (medium, problem) in missing {
+            writeln!(out, "medium {}: MISSING: {problem}", medium.number)?;
+            whole = false;
+        }
         let damaged = self.region.damaged();
         for checkpoint in &damaged {
             writeln!(
@@ -120,7 +137,7 @@ impl Opened {
             )?;
         }
         let Some(journal) = self.region.journal_damage() else {
-            return Ok(damaged.is_empty());
+            return Ok(whole && damaged.is_empty());
         };
         for fault in &journal.faults {
             writeln!(out, "journal: {fault}")?;

@@ -40,7 +40,7 @@ const SOURCES: [&str; 12] = [
 ];
 
 /// Commands that print an object with `--json`, the file of its type (empty: one of [`SOURCES`]), and the type.
-const OBJECTS: [(&str, &str, &str); 22] = [
+const OBJECTS: [(&str, &str, &str); 23] = [
     ("`ls`", "", "Checkpoints"),
     ("`show`", "", "Detail"),
     ("`put`, `pin`, `unpin`, `adopt`", "", "Checkpoint"),
@@ -48,6 +48,11 @@ const OBJECTS: [(&str, &str, &str); 22] = [
     ("`verify`", "", "Verified"),
     ("`scrub`", "", "Scrubbed"),
     ("`gc`", "", "GcReport"),
+    (
+        "`region ls`, `region add`, `region grow`, `region drain`, `region rm`",
+        "",
+        "RegionMedia",
+    ),
     ("`retention`", "", "RetentionRules"),
     ("`prune`", "", "Pruned"),
     ("`rm`, `abort`, `reserve --cancel`", "", "Done"),

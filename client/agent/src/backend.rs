@@ -504,6 +504,26 @@ impl Backend for Remote {
         }
     }
 
+    fn media(
+        &self,
+        media: &request::Media,
+        _progress: ProgressReceiver<'_>,
+    ) -> Result<control::RegionMedia, control::Error> {
+        let mut all = control::RegionMedia::default();
+        self.ask_all(&request::Body::Media(media.clone()), |node, reply| {
+            let reply::Body::RegionMedia(answer) = reply else {
+                return Err(odd_answer(node));
+            };
+            let media = answer.media.into_iter();
+            all.media.extend(media.map(|medium| control::MediumStatus {
+                node: node.to_owned(),
+                ..medium
+            }));
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
     fn export(
         &self,
         export: &request::Export,

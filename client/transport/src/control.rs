@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use permafrost_protocol::control::{
     self, Checkpoint, Checkpoints, Denials, Detail, Done, ErrorCode, Exported, GcReport, NodeList,
-    Progress, Pruned, Rebuilt, Reply, Request, Reserved, RetentionRules, Scrubbed, ServerStatus,
-    SessionOpened, Verified, reply, request,
+    Progress, Pruned, Rebuilt, RegionMedia, Reply, Request, Reserved, RetentionRules, Scrubbed,
+    ServerStatus, SessionOpened, Verified, reply, request,
 };
 
 use crate::framing::{self, FramingError};
@@ -122,6 +122,7 @@ answers! {
     Retention(RetentionRules),
     Pruned(Pruned),
     Reserved(Reserved),
+    RegionMedia(RegionMedia),
     Denials(Denials),
 }
 
@@ -150,6 +151,7 @@ calls! {
     Reserve -> Reserved,
     CancelReservation -> Done,
     Took -> Done,
+    Media -> RegionMedia,
     Deny -> Denials,
 }
 

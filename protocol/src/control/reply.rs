@@ -2,7 +2,8 @@
 
 use super::{
     Checkpoint, Checkpoints, Denials, Detail, Done, Error, Exported, GcReport, NodeList, Progress,
-    Pruned, Rebuilt, Reserved, RetentionRules, Scrubbed, ServerStatus, SessionOpened, Verified,
+    Pruned, Rebuilt, RegionMedia, Reserved, RetentionRules, Scrubbed, ServerStatus, SessionOpened,
+    Verified,
 };
 
 /// Body of a reply.
@@ -43,6 +44,8 @@ pub enum Body {
     Pruned(Pruned),
     #[prost(message, tag = "30")]
     Reserved(Reserved),
+    #[prost(message, tag = "33")]
+    RegionMedia(RegionMedia),
     #[prost(message, tag = "40")]
     Denials(Denials),
 }

@@ -57,6 +57,8 @@ pub enum Body {
     CancelReservation(CancelReservation),
     #[prost(message, tag = "32")]
     Took(Took),
+    #[prost(message, tag = "33")]
+    Media(Media),
     #[prost(message, tag = "40")]
     Deny(Deny),
 }
@@ -343,6 +345,25 @@ pub struct Prune {
     /// True to remove nothing, and only say what would be removed.
     #[prost(bool, tag = "3")]
     pub dry_run: bool,
+}
+
+/// List the media of the region, or change them. Answered by [`super::Progress`] while one is drained, then
+/// [`super::RegionMedia`].
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Media {
+    /// Change to make: `ls` (none), `add`, `grow`, `drain`, `undrain`, `remove`, or `give-up` for the loss of one that is
+    /// missing.
+    #[prost(string, tag = "1")]
+    pub action: String,
+    /// Medium to change: its number, its UUID, or the absolute path of its file. To add: the path.
+    #[prost(string, tag = "2")]
+    pub medium: String,
+    /// Tier of a medium to add; empty for that of its kind.
+    #[prost(string, tag = "3")]
+    pub tier: String,
+    /// Size of a file to make or to let grow, bytes; 0 for a file that is there.
+    #[prost(uint64, tag = "4")]
+    pub size_bytes: u64,
 }
 
 /// Keep a place in a queue for a dump or a restore to come. Answered by [`super::Reserved`].

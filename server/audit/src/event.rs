@@ -138,6 +138,16 @@ impl AuditedRequest {
             }
             Body::Gc(gc) if gc.dry_run => Self::look("gc-dry-run", ""),
             Body::Gc(_) => Self::change("gc", ""),
+            Body::Media(media) => match media.action.as_str() {
+                "ls" => Self::look("region-ls", ""),
+                "add" => Self::change("region-add", &media.medium),
+                "grow" => Self::change("region-grow", &media.medium),
+                "drain" => Self::change("region-drain", &media.medium),
+                "undrain" => Self::change("region-undrain", &media.medium),
+                "remove" => Self::change("region-remove", &media.medium),
+                "give-up" => Self::change("region-give-up", &media.medium),
+                _ => Self::change("region-unknown", &media.medium),
+            },
             Body::Reserve(reserve) => Self::change("reserve", &reserve.node),
             // With the token anyone can take the reservation: it stays out of the log.
             Body::CancelReservation(cancel) => Self::change("cancel-reservation", &cancel.node),

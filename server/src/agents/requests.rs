@@ -114,6 +114,11 @@ impl Agents {
             request::Body::Gc(gc) => {
                 reply::Body::GcReport(self.store.local().gc(gc.dry_run, &mut |_, _| {})?)
             }
+            // The others name files of the node's host.
+            request::Body::Media(media) if media.action == "ls" => {
+                reply::Body::RegionMedia(self.store.local().media(&media, &mut |_, _| {})?)
+            }
+            request::Body::Media(_) => return Err(RequestError::OnTheNode.into()),
             request::Body::Deny(deny) => {
                 let answer = self.denials().and_then(|denials| denials.answer(&deny));
                 reply::Body::Denials(answer?)

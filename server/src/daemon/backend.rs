@@ -294,6 +294,15 @@ impl Backend for Local {
         self.store.prune(prune).map_err(control::Error::from)
     }
 
+    fn media(
+        &self,
+        media: &request::Media,
+        progress: ProgressReceiver<'_>,
+    ) -> Result<control::RegionMedia, control::Error> {
+        let answer = self.store.local().media(media, progress);
+        answer.map_err(control::Error::from)
+    }
+
     fn export(
         &self,
         export: &request::Export,

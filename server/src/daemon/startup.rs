@@ -11,7 +11,7 @@ use permafrost_identity::IdentityError;
 use permafrost_metering::costs::{Costs, CostsConfig, Learning, Prober, Probing};
 use permafrost_pmem::{
     FormatError, FormatOptions, Guarantee, MediumError, OpenError, OpenOptions, RecoverOptions,
-    RecoveryReport, Region, RegionSummary, emulate, open_medium,
+    RecoveryReport, Region, RegionMember, RegionSummary, emulate, open_medium,
 };
 use permafrost_protocol::control::{Checkpoint, ReportedError};
 use permafrost_store::catalog::{Catalog, CatalogError, Opened, Positioned, SledCatalog};
@@ -22,6 +22,7 @@ use permafrost_transport::peer::PeerError;
 
 use super::member::Member;
 use crate::config::Config;
+use crate::members;
 use crate::metrics::MetricsListenError;
 
 /// Size of a new region where none is given, bytes.
@@ -317,7 +318,7 @@ fn open_region(
         && found.len() != asked
     {
         let has = found.len();
-        tracing::warn!(path = %path.display(), has, asked, "--region-size is ignored: the region is there, and does not grow");
+        tracing::warn!(path = %path.display(), has, asked, "--region-size is ignored: the region is there; `permafrost region grow` lets it grow");
     }
     let size_bytes = config
         .region_size_bytes
@@ -354,7 +355,9 @@ fn open_region(
         admit(&summary)?;
     }
     let options = RecoverOptions::default().accept_loss(config.accept_loss);
-    let (region, found) = match Region::open_with(Arc::clone(&medium), options) {
+    let mut find =
+        |member: &RegionMember| members::find(member, &config.members, &OpenOptions::default());
+    let (region, found) = match Region::open_all(Arc::clone(&medium), options, &mut find) {
         Err(OpenError::NotARegion) if must_exist => return Err(gone("is blank")),
         Err(OpenError::NotARegion) => {
             Region::format(Arc::clone(&medium), &FormatOptions::default()).map_err(|source| {
@@ -368,6 +371,12 @@ fn open_region(
         opened => opened.map_err(region_error)?,
     };
     report(&region, &found);
+    for medium in region.media() {
+        if let Some(problem) = medium.problem {
+            let (number, uuid) = (medium.number, medium.uuid);
+            tracing::error!(number, %uuid, path = %medium.path.display(), problem, "a file of the region is missing: what is on it cannot be read");
+        }
+    }
     Ok((region, guarantee))
 }
 

@@ -15,6 +15,8 @@ pub(crate) enum RequestError {
     NeedsDescriptor,
     #[error("an agent's dumps are measured as the node sees them")]
     MeasuredHere,
+    #[error("the files of a region are changed on its node only")]
+    OnTheNode,
     #[error("a session has 16 bytes")]
     SessionLength,
     #[error("pages for a session that is parked")]
@@ -61,6 +63,7 @@ impl ReportedError for RequestError {
             | Self::OtherVersion
             | Self::NeedsDescriptor
             | Self::MeasuredHere
+            | Self::OnTheNode
             | Self::SessionLength
             | Self::PagesForParked
             | Self::OtherSession
@@ -80,6 +83,7 @@ impl ReportedError for RequestError {
             Self::Unknown | Self::OtherVersion | Self::NeedsDescriptor | Self::MeasuredHere => {
                 "use the same version of Permafrost everywhere"
             }
+            Self::OnTheNode => "run `permafrost region` on the storage node",
             Self::ImagesTooLarge { .. } => {
                 "copy the images directory to the storage node and run `permafrost adopt` there"
             }

@@ -187,6 +187,27 @@ impl Told<'_> {
         )
     }
 
+    /// Tells of each tier of the region's media.
+    fn media(&mut self, store: &Store) -> fmt::Result {
+        let (mut room, mut free, mut used) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let mut missing = 0;
+        for medium in store.region().media() {
+            let tier = medium.tier.to_string();
+            *room.entry(tier.clone()).or_default() += medium.capacity_bytes;
+            *free.entry(tier.clone()).or_default() += medium.free_bytes;
+            *used.entry(tier).or_default() += medium.used_bytes;
+            missing += u64::from(medium.guarantee.is_none());
+        }
+        let help = "Bytes in the segments of a tier's media";
+        self.gauges("tier_capacity_bytes", help, "tier", &room)?;
+        let help = "Bytes of free segments of a tier's media";
+        self.gauges("tier_free_bytes", help, "tier", &free)?;
+        let help = "Bytes of segments of a tier's media that are in use";
+        self.gauges("tier_used_bytes", help, "tier", &used)?;
+        let help = "Files of the region that are missing";
+        self.gauge("region_missing_media", help, missing)
+    }
+
     fn store(&mut self, store: &Store) -> fmt::Result {
         let usage = store.region().usage();
         self.gauge(
@@ -214,6 +235,7 @@ impl Told<'_> {
             "Checkpoints that could not be read when the region was opened",
             store.region().damaged().len() as u64,
         )?;
+        self.media(store)?;
         let mut kinds = zeros(&["full", "pre-dump", "parked", "unknown"]);
         match store.everything() {
             Ok(held) => {

@@ -88,22 +88,23 @@ impl Store {
         })
     }
 
-    /// Cleans in the background, if the region fills up, something has changed since the last pass and it is worth it.
+    /// Moves segments away from media that are drained; then cleans in the background, if the region fills up, something has changed since the last pass and it is worth it.
     /// Yields to dumps. Ends early if `stopped` returns true. Returns true if it moved anything.
     ///
     /// # Errors
     /// Those of [`Store::gc`].
     pub fn clean_in_background(&self, stopped: &dyn Fn() -> bool) -> Result<bool, StoreError> {
+        let drained = self.drain_some(stopped)?;
         let mut last = self.cleaning.lock();
         let (usage, position) = (self.region.usage(), self.region.position());
         let ample = usage.free_bytes > usage.capacity_bytes / AMPLE;
         let too_soon = last.next.is_some_and(|next| Instant::now() < next);
         if ample || too_soon || last.position == position || self.region.failure().is_some() {
-            return Ok(false);
+            return Ok(drained);
         }
         let mut survey = self.survey(&mut last);
         if survey.reclaimable_bytes(usage.segment_bytes) < usage.capacity_bytes / WORTH {
-            return Ok(false);
+            return Ok(drained);
         }
         let mut report = RegionGc::default();
         let stopped = &|| stopped() || self.cleaning.requests.load(Ordering::Relaxed) > 0;
@@ -118,7 +119,7 @@ impl Store {
         }
         let (freed, written) = (report.freed_bytes, report.written_bytes);
         tracing::info!(freed, written, "region cleaned");
-        Ok(freed > 0)
+        Ok(freed > 0 || drained)
     }
 
     /// Finds the live pages of the region.

@@ -3,6 +3,7 @@
 
 mod copying;
 mod images;
+mod media;
 mod missing;
 mod port;
 mod reading;
@@ -19,6 +20,7 @@ use permafrost_protocol::control::{self, ErrorCode, ReportedError};
 
 pub use self::copying::CopyError;
 pub use self::images::ImagesError;
+pub use self::media::RegionMediaError;
 pub use self::missing::MissingObject;
 pub use self::port::PortError;
 pub use self::reading::ReadingError;
@@ -81,6 +83,9 @@ pub enum StoreError {
     /// The region could not be marked clean.
     #[error(transparent)]
     Close(#[from] CloseError),
+    /// The media of the region were not changed.
+    #[error(transparent)]
+    Media(#[from] RegionMediaError),
     /// The catalog failed.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
@@ -123,6 +128,7 @@ impl StoreError {
             Self::Reading(error) => error,
             Self::Quota(error) => error,
             Self::Port(error) => error,
+            Self::Media(error) => error,
             Self::Directory(error) => error,
             _ => return None,
         })

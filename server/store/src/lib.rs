@@ -24,6 +24,7 @@ mod inspect;
 mod jobs;
 mod kin;
 mod measured;
+mod media;
 mod opening;
 mod parked;
 mod parking;
@@ -61,8 +62,8 @@ pub use counters::{BOUNDS_S, Counter, Counters, Timings};
 pub use digest::{ContentDigest, of_whole as digest_of};
 pub use dump::Parent;
 pub use error::{
-    CopyError, ImagesError, MissingObject, PortError, ReadingError, SealingError, SessionError,
-    StoreError,
+    CopyError, ImagesError, MissingObject, PortError, ReadingError, RegionMediaError, SealingError,
+    SessionError, StoreError,
 };
 pub use fetch::{Fetch, Fetched, FetchedRuns};
 pub use images::SmallImages;

@@ -217,6 +217,16 @@ pub trait Backend: Send + Sync + 'static {
     /// The rules, or the checkpoints, cannot be read; there is no such job.
     fn prune(&self, prune: &request::Prune) -> Result<control::Pruned, control::Error>;
 
+    /// Lists the media of the region, or changes them.
+    ///
+    /// # Errors
+    /// No such medium, or the change is not possible: the media are as they were.
+    fn media(
+        &self,
+        media: &request::Media,
+        progress: ProgressReceiver<'_>,
+    ) -> Result<control::RegionMedia, control::Error>;
+
     /// Writes a checkpoint into a directory as CRIU images, when the request is admitted; at once if only the
     /// small images are wanted.
     ///

@@ -163,6 +163,9 @@ impl<B: Backend> Handler<'_, B> {
                 reply::Body::Retention(backend.show_retention(&show)?)
             }
             request::Body::Prune(prune) => reply::Body::Pruned(backend.prune(&prune)?),
+            request::Body::Media(media) => {
+                reply::Body::RegionMedia(backend.media(&media, &mut progress(self.stream))?)
+            }
             request::Body::Export(export) => reply::Body::Exported(backend.export(
                 &export,
                 descriptor()?,

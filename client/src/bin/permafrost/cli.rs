@@ -96,10 +96,8 @@ pub(crate) enum Command {
     /// Remove what the rules of retention do not keep, or say what that is.
     #[command(after_help = crate::prune::PRUNE_EXAMPLES)]
     Prune(crate::prune::PruneArguments),
-    /// Look at a region that no daemon has open (`check`), or save what can be read of it (`salvage`).
-    ///
-    /// Runs `permafrostd region`, the one beside this program or on PATH: regions are the daemon's.
-    #[command(disable_help_flag = true)]
+    /// Look after the files that the region is on: list, add, grow, drain, remove, check, salvage.
+    #[command(after_help = crate::region::REGION_EXAMPLES)]
     Region(crate::region::RegionArguments),
     /// Give the pages of a bare `criu --page-server` a job.
     #[command(after_help = crate::manage::ADOPT_EXAMPLES)]

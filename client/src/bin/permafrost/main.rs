@@ -76,7 +76,7 @@ fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
         Command::Rm(arguments) => manage::rm(context, &arguments),
         Command::Pin(arguments) => manage::pin(context, &arguments.checkpoint, !arguments.unpin),
         Command::Unpin(arguments) => manage::pin(context, &arguments.checkpoint, false),
-        Command::Region(arguments) => region::region(&arguments),
+        Command::Region(arguments) => region::region(context, arguments),
         Command::Adopt(arguments) => manage::adopt(context, &arguments),
         Command::Open(arguments) => manage::open(context, &arguments),
         Command::Abort(arguments) => manage::abort(context, &arguments),

@@ -72,6 +72,11 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
         job,
         dry_run,
     };
+    let media = |action: &str| local::Media {
+        action: action.to_owned(),
+        medium: text(),
+        ..Default::default()
+    };
     let mut requests = every!(local:
         Open => [local::Open { job: text(), seal_follows: true, ..Default::default() }],
         Seal => [local::Seal { session: text() }],
@@ -108,6 +113,7 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
             prune("", text(), true),
             prune(&text(), String::new(), false),
         ],
+        Media => [media("ls"), media("add"), media("give-up")],
         Reserve => [local::Reserve { node: text(), direction: "write".to_owned(), ..Default::default() }],
         CancelReservation => [local::CancelReservation { token: text(), node: String::new() }],
         Took => [local::Took { checkpoint: text(), ..Default::default() }],
@@ -189,9 +195,13 @@ fn needs(body: &local::Body) -> Needs {
         Body::Prune(prune) if prune.job.is_empty() && prune.namespace.is_empty() => Needs::Operate,
         Body::Prune(_) => Needs::Delete,
         Body::Deny(deny) if deny.entries.is_empty() => Needs::Nothing,
-        Body::SetNode(_) | Body::Rebuild(_) | Body::Deny(_) | Body::Scrub(_) | Body::Gc(_) => {
-            Needs::Operate
-        }
+        Body::Media(media) if media.action == "ls" => Needs::Nothing,
+        Body::SetNode(_)
+        | Body::Rebuild(_)
+        | Body::Deny(_)
+        | Body::Scrub(_)
+        | Body::Media(_)
+        | Body::Gc(_) => Needs::Operate,
         Body::Seal(_)
         | Body::Abort(_)
         | Body::Status(_)

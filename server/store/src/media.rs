@@ -1,0 +1,228 @@
+//! Media of the region: listed, added, grown, drained and removed on request.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use permafrost_pmem::{
+    MediaError, MediumKind, MediumState, OpenOptions, RegionMedium, TierName, member_uuid,
+    open_medium,
+};
+use permafrost_protocol::control::{MediumStatus, RegionMedia, request};
+
+use super::error::RegionMediaError;
+use super::{ProgressReceiver, Store, StoreError};
+
+/// Bytes that are moved at a time, between two looks at whoever waits.
+const STEP_BYTES: u64 = 16 << 20;
+
+/// Time for which draining waits for dumps and readers that have the last slots.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Time between two looks at what dumps and readers have.
+const PAUSE: Duration = Duration::from_millis(50);
+
+impl Store {
+    /// Lists the media, or changes them.
+    ///
+    /// # Errors
+    /// [`StoreError::Media`].
+    pub fn media(
+        &self,
+        request: &request::Media,
+        progress: ProgressReceiver<'_>,
+    ) -> Result<RegionMedia, StoreError> {
+        let mut moved_bytes = 0;
+        match request.action.as_str() {
+            "ls" => {}
+            "add" => self.add_medium(request)?,
+            "grow" => {
+                let number = self.medium_named(&request.medium)?;
+                let grown = self.region.grow_medium(number, request.size_bytes);
+                grown.map_err(RegionMediaError::from)?;
+                tracing::info!(medium = number, bytes = request.size_bytes, "region grown");
+            }
+            "drain" => {
+                let number = self.medium_named(&request.medium)?;
+                self.set_draining(number, true)?;
+                moved_bytes = self.drain(number, progress)?;
+            }
+            "undrain" => self.set_draining(self.medium_named(&request.medium)?, false)?,
+            "remove" => {
+                let number = self.medium_named(&request.medium)?;
+                let removed = self.region.remove_medium(number);
+                removed.map_err(RegionMediaError::from)?;
+                tracing::info!(medium = number, "medium removed from the region");
+            }
+            "give-up" => {
+                let number = self.medium_named(&request.medium)?;
+                let lost = self.region.accept_lost_medium(number);
+                lost.map_err(RegionMediaError::from)?;
+                tracing::warn!(medium = number, "loss of a medium accepted");
+            }
+            action => {
+                let action = action.to_owned();
+                return Err(RegionMediaError::Action { action }.into());
+            }
+        }
+        let media = self.region.media();
+        Ok(RegionMedia {
+            media: media.iter().map(|medium| self.status_of(medium)).collect(),
+            moved_bytes,
+        })
+    }
+
+    /// Moves segments away from media that are being drained, while `stopped` returns false and there is something to
+    /// move. Returns true if it moved anything.
+    ///
+    /// # Errors
+    /// Those of [`Store::media`].
+    pub(super) fn drain_some(&self, stopped: &dyn Fn() -> bool) -> Result<bool, StoreError> {
+        let mut moved = false;
+        for medium in self.region.media() {
+            if medium.state != MediumState::Draining || medium.guarantee.is_none() {
+                continue;
+            }
+            while !stopped() {
+                let step = self.region.drain_step(medium.number, STEP_BYTES);
+                let step = step.map_err(RegionMediaError::from)?;
+                if step.moved_bytes == 0 {
+                    break;
+                }
+                self.counters.moved_bytes.add(step.moved_bytes);
+                moved = true;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn set_draining(&self, number: usize, draining: bool) -> Result<(), StoreError> {
+        let set = self.region.set_draining(number, draining);
+        Ok(set.map_err(RegionMediaError::from)?)
+    }
+
+    /// Moves all segments of a medium away. What dumps and readers still have after some time is left to the background.
+    fn drain(&self, number: usize, progress: ProgressReceiver<'_>) -> Result<u64, StoreError> {
+        let (mut moved_bytes, mut since) = (0, Instant::now());
+        loop {
+            let step = self.region.drain_step(number, STEP_BYTES);
+            let step = step.map_err(RegionMediaError::from)?;
+            moved_bytes += step.moved_bytes;
+            self.counters.moved_bytes.add(step.moved_bytes);
+            progress(moved_bytes, moved_bytes + step.left_bytes);
+            if step.left_bytes == 0 || step.waiting && since.elapsed() >= PATIENCE {
+                return Ok(moved_bytes);
+            }
+            if step.waiting {
+                std::thread::sleep(PAUSE);
+            } else {
+                since = Instant::now();
+            }
+        }
+    }
+
+    fn add_medium(&self, request: &request::Media) -> Result<(), StoreError> {
+        self.check_writable()?;
+        let path = resolved(Path::new(&request.medium))?;
+        // Its own lock would say that some process has it.
+        let uuid = member_uuid(&path).ok().flatten();
+        let listed = self.region.media();
+        let own = listed
+            .iter()
+            .find(|m| Some(m.uuid) == uuid && m.guarantee.is_some());
+        if let Some(medium) = own {
+            let number = medium.number;
+            return Err(RegionMediaError::from(MediaError::Listed { number }).into());
+        }
+        let found = std::fs::metadata(&path).map_or(0, |file| file.len());
+        if found == 0 && request.size_bytes == 0 {
+            return Err(RegionMediaError::NoSize { path }.into());
+        }
+        if found > 0 && request.size_bytes > 0 && found != request.size_bytes {
+            return Err(RegionMediaError::OtherSize { path, found }.into());
+        }
+        let medium = open_medium(&path, request.size_bytes, &OpenOptions::default());
+        let medium = medium.map_err(RegionMediaError::from)?;
+        let guarantee = medium.guarantee().clone();
+        let fast = guarantee.kind == MediumKind::Dax || guarantee.volatile;
+        let tier = match request.tier.as_str() {
+            "" => TierName::known(usize::from(!fast)),
+            name => name.parse().map_err(RegionMediaError::from)?,
+        };
+        let added = self.region.add_medium(medium, &path, &tier);
+        if added.is_err() && found == 0 {
+            // Made for nothing.
+            let _ = std::fs::remove_file(&path);
+        }
+        let number = added.map_err(RegionMediaError::from)?;
+        tracing::info!(medium = number, path = %path.display(), %tier, %guarantee, "medium added to the region");
+        Ok(())
+    }
+
+    /// Returns the number of the medium with a number, a UUID or a path.
+    fn medium_named(&self, name: &str) -> Result<usize, StoreError> {
+        let media = self.region.media();
+        let path = resolved(Path::new(name)).unwrap_or_else(|_| PathBuf::from(name));
+        let has_name = |medium: &&RegionMedium| {
+            let own = if medium.number == 0 {
+                &self.place.path
+            } else {
+                &medium.path
+            };
+            medium.number.to_string() == name || medium.uuid.to_string() == name || *own == path
+        };
+        match media.iter().find(has_name) {
+            Some(medium) => Ok(medium.number),
+            None => {
+                let name = name.to_owned();
+                Err(RegionMediaError::NotFound { name }.into())
+            }
+        }
+    }
+
+    fn status_of(&self, medium: &RegionMedium) -> MediumStatus {
+        let path = if medium.number == 0 {
+            &self.place.path
+        } else {
+            &medium.path
+        };
+        let state = match (&medium.guarantee, medium.state) {
+            (None, _) => "missing",
+            (_, MediumState::Active) => "active",
+            (_, MediumState::Draining) => "draining",
+        };
+        MediumStatus {
+            node: String::new(),
+            number: u32::try_from(medium.number).unwrap_or(u32::MAX),
+            uuid: medium.uuid.to_string(),
+            tier: medium.tier.to_string(),
+            state: state.to_owned(),
+            path: path.to_string_lossy().into_owned(),
+            size_bytes: medium.size_bytes,
+            capacity_bytes: medium.capacity_bytes,
+            free_bytes: medium.free_bytes,
+            used_bytes: medium.used_bytes,
+            lost_pages: medium.lost_pages,
+            guarantee: medium
+                .guarantee
+                .as_ref()
+                .map_or_else(String::new, ToString::to_string),
+            problem: medium.problem.clone().unwrap_or_default(),
+        }
+    }
+}
+
+/// Returns the path without symbolic links, of a file that may not be there yet.
+fn resolved(path: &Path) -> Result<PathBuf, RegionMediaError> {
+    let refuse = || RegionMediaError::Path {
+        path: path.to_owned(),
+    };
+    if !path.is_absolute() {
+        return Err(refuse());
+    }
+    if let Ok(resolved) = path.canonicalize() {
+        return Ok(resolved);
+    }
+    let (parent, name) = (path.parent(), path.file_name());
+    let parent = parent.and_then(|parent| parent.canonicalize().ok());
+    Ok(parent.ok_or_else(refuse)?.join(name.ok_or_else(refuse)?))
+}
