@@ -8,11 +8,12 @@ use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 /// Reason why the media of the region are as they were.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message explains its variant and fields")]
 pub enum RegionMediaError {
-    /// The region.
+    /// The region refuses the change.
     #[error(transparent)]
     Media(#[from] MediaError),
-    /// The file.
+    /// The file cannot be opened as a medium.
     #[error(transparent)]
     Medium(#[from] MediumError),
     #[error(transparent)]
