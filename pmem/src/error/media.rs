@@ -44,7 +44,7 @@ pub enum MediaError {
     First,
     /// The medium is not there.
     #[error(
-        "medium {number} is not there: bring its file back and add it again, or accept its loss with `region salvage`"
+        "medium {number} is not there: bring its file back and add it again, or accept its loss with `permafrost region rm --lost`"
     )]
     Missing {
         /// Number of the medium.
