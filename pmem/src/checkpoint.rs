@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::alloc::Lease;
-use crate::error::{BlobError, OpenError, PageError};
+use crate::error::{BlobError, MapFault, OpenError, PageError};
 use crate::ids::{CheckpointId, PageNo, SegmentNo};
 use crate::map::{MapRoot, PageMap};
 use crate::readers::Reader;
@@ -80,6 +80,14 @@ impl Sealed {
         self.id
     }
 
+    pub(crate) fn attrs(&self) -> u32 {
+        self.attrs.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn segments(&self) -> u64 {
+        self.lease.count()
+    }
+
     pub(crate) fn store_attrs(&self, bits: u32) {
         self.attrs.store(bits, Ordering::Relaxed);
     }
@@ -113,7 +121,8 @@ impl StoredCheckpoint {
     /// [`OpenError`]: the error with which the next open would refuse the region.
     pub fn check_root(&self) -> Result<u64, OpenError> {
         let (page, crc32) = self.sealed.root;
-        root::load(&self.sealed.space, self.sealed.id, page, crc32).map(|root| root.damaged_copies)
+        root::load(&self.sealed.space, self.sealed.id, page, crc32, true)
+            .map(|root| root.damaged_copies)
     }
 
     /// Returns the manifest as sealed, verified.
@@ -121,13 +130,21 @@ impl StoredCheckpoint {
     /// # Errors
     /// [`PageError`] if the manifest is damaged.
     pub fn manifest(self: &Arc<Self>) -> Result<Vec<u8>, PageError> {
+        let sealed = &self.sealed;
+        if sealed.manifest.is_empty() {
+            let (page, crc32) = sealed.root;
+            let read = root::manifest(&sealed.space, sealed.id, page, crc32);
+            return read.map_err(|_| PageError::MapCorrupt {
+                location: page,
+                fault: MapFault::RootPage,
+            });
+        }
         let mut manifest = Vec::new();
-        let copied =
-            self.map(&self.sealed.manifest)
-                .read_blob(self.sealed.manifest_bytes, |bytes| {
-                    manifest.extend_from_slice(bytes);
-                    Ok(())
-                });
+        let map = self.map(&sealed.manifest);
+        let copied = map.read_blob(0, sealed.manifest_bytes, |bytes| {
+            manifest.extend_from_slice(bytes);
+            Ok(())
+        });
         match copied {
             Ok(()) => Ok(manifest),
             Err(BlobError::Page(error)) => Err(error),
@@ -138,7 +155,7 @@ impl StoredCheckpoint {
     /// Returns the attribute bits, as last set.
     #[must_use]
     pub fn attrs(&self) -> u32 {
-        self.sealed.attrs.load(Ordering::Relaxed)
+        self.sealed.attrs()
     }
 
     /// Returns the id of this copy: another checkpoint sealed under the same id has another one. Valid while the region is
@@ -151,7 +168,7 @@ impl StoredCheckpoint {
     /// Returns the number of segments with pages of the checkpoint, inherited ones included.
     #[must_use]
     pub fn segments(&self) -> u64 {
-        self.sealed.lease.count()
+        self.sealed.segments()
     }
 
     /// Returns the numbers of the segments with pages of the checkpoint, inherited ones included, ascending.
@@ -180,7 +197,7 @@ impl StoredCheckpoint {
     /// Reads the root, and returns its pages: each is the first of two equal ones.
     pub(crate) fn root_pages(&self) -> Result<Vec<PageNo>, OpenError> {
         let (page, crc32) = self.sealed.root;
-        root::load(&self.sealed.space, self.sealed.id, page, crc32).map(|root| root.pages)
+        root::load(&self.sealed.space, self.sealed.id, page, crc32, false).map(|root| root.pages)
     }
 }
 

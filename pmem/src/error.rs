@@ -231,6 +231,9 @@ pub enum MapFault {
     /// Refers to a page outside the segments of its checkpoint.
     #[error("refers to a page outside the checkpoint's segments")]
     Outside,
+    /// Both copies of the root page, which has the manifest, are damaged.
+    #[error("neither copy of the root page is intact")]
+    RootPage,
     /// 32 bytes that no writer makes.
     #[error("not a map root")]
     Root,

@@ -31,7 +31,6 @@ mod damage;
 mod drain;
 mod error;
 mod geometry;
-pub mod heap;
 mod ids;
 mod journal;
 mod map;
@@ -67,12 +66,13 @@ pub use members::{
     FindMember, FoundMember, MediumState, NoTierName, RegionMember, TierName, member_uuid,
 };
 pub use permafrost_layout as layout;
+pub use permafrost_medium::heap;
 pub use permafrost_medium::{
     Emulation, Flushed, Guarantee, LostPage, Medium, MediumError, MediumKind, NoDevice,
     OpenOptions, PAGE_SIZE, create_medium_in_memory, emulate, open_medium, sim,
 };
 pub use recover::{RecoverOptions, RecoveryReport, RegionSummary};
-pub use region::{FormatOptions, Region, RegionUsage};
+pub use region::{FormatOptions, Region, RegionEntry, RegionUsage};
 pub use shadow::Shadow;
 
 /// [`PAGE_SIZE`] as an offset.

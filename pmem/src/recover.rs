@@ -81,7 +81,8 @@ pub struct RecoveryReport {
     pub superblock_damaged: bool,
     /// Number of journal records with one damaged copy, rewritten from the other.
     pub records_repaired: u64,
-    /// Root pages with one damaged copy. Left as they are: sealed pages are never written to.
+    /// Root pages whose first copy is damaged; the second is read only then. Left as they are: sealed pages are never
+    /// written to.
     pub root_copies_damaged: u64,
 }
 
@@ -169,7 +170,7 @@ pub(crate) fn recover(
     //    root and therefore free, with nothing to undo.
     let mut roots = Roots::load(&space, replayed.journal.live(), !joined.problems.is_empty())?;
     let unlisted = if options.unlisted && options.read_only && replayed.damage.is_some() {
-        roots.find_unlisted(&space)
+        roots.find_unlisted(&space, replayed.journal.next_order())
     } else {
         HashSet::new()
     };
@@ -264,8 +265,12 @@ impl Roots {
         is_partial: bool,
     ) -> Result<Self, OpenError> {
         let mut roots = Self::default();
-        for (&id, live) in live {
-            let root = match root::load(space, id, live.root, live.root_crc32) {
+        // In the order of their places: memory is read ahead.
+        let mut in_order: Vec<_> = live.iter().collect();
+        in_order.sort_unstable_by_key(|(_, live)| live.root.0);
+        roots.checkpoints.reserve(live.len());
+        for (&id, live) in in_order {
+            let root = match root::load(space, id, live.root, live.root_crc32, false) {
                 Ok(root) => root,
                 Err(error @ OpenError::RootCorrupt { .. }) => {
                     let damaged = UnreadableCheckpoint::new(id, live, error);
@@ -297,18 +302,21 @@ impl Roots {
 
     /// Adds checkpoints whose roots no record names, and returns their ids. Among them are removed ones whose
     /// segments are not overwritten yet, and ones whose seal was cut short.
-    fn find_unlisted(&mut self, space: &Arc<Space>) -> HashSet<CheckpointId> {
+    /// They come behind the others, from `order` on.
+    fn find_unlisted(&mut self, space: &Arc<Space>, order: u64) -> HashSet<CheckpointId> {
         let mut found = HashSet::new();
+        let mut orders = order..;
         for (id, page, crc32) in root::search(space) {
             if self.checkpoints.contains_key(&id) || self.damaged.contains_key(&id) {
                 continue;
             }
-            let Ok(root) = root::load(space, id, page, crc32) else {
+            let Ok(root) = root::load(space, id, page, crc32, false) else {
                 continue;
             };
             let lease = root::hold(space, &root);
             let manifest = (root.manifest, root.manifest_bytes);
-            let sealed = Sealed::new(id, space, lease, (page, crc32), manifest, 0, 0);
+            let Some(order) = orders.next() else { break };
+            let sealed = Sealed::new(id, space, lease, (page, crc32), manifest, 0, order);
             let sealed = Arc::new(sealed);
             // Otherwise it was removed, and overwritten since.
             if StoredCheckpoint::of(&sealed).manifest().is_ok() {

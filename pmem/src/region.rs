@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use crate::checkpoint::{Sealed, StoredCheckpoint};
+use crate::checkpoint::{CopyId, Sealed, StoredCheckpoint};
 use crate::damage::{JournalDamage, RegionFailure, UnreadableCheckpoint};
 use crate::error::{CloseError, FormatError, JournalError, OpenError};
 use crate::geometry::{Geometry, least_bytes};
@@ -71,7 +71,7 @@ pub struct Region {
     /// Held while an operation is decided and made durable.
     journal: Mutex<Journal>,
     /// Changed with the journal held, and only for an instant.
-    checkpoints: RwLock<HashMap<CheckpointId, Arc<Sealed>>>,
+    checkpoints: RwLock<Checkpoints>,
     /// Damaged checkpoints, which cannot be read; changed as `checkpoints` is.
     damaged: RwLock<HashMap<CheckpointId, UnreadableCheckpoint>>,
     journal_damage: Option<JournalDamage>,
@@ -88,6 +88,63 @@ impl Drop for Region {
     fn drop(&mut self) {
         // The checkpoints give their segments back with the region, which frees none.
         self.space.allocator().is_complete = false;
+    }
+}
+
+/// Checkpoints that are passed over under one lock.
+const LISTED_AT_ONCE: usize = 4096;
+
+/// Sealed checkpoints by id and in the order of their seals.
+struct Checkpoints {
+    by_id: HashMap<CheckpointId, Arc<Sealed>>,
+    by_order: BTreeMap<u64, Arc<Sealed>>,
+}
+
+impl Checkpoints {
+    fn new(by_id: HashMap<CheckpointId, Arc<Sealed>>) -> Self {
+        let mut in_order: Vec<_> = by_id.values().cloned().collect();
+        in_order.sort_unstable_by_key(|sealed| sealed.order);
+        let in_order = in_order.into_iter();
+        Self {
+            by_order: in_order.map(|sealed| (sealed.order, sealed)).collect(),
+            by_id,
+        }
+    }
+
+    fn insert(&mut self, sealed: Arc<Sealed>) {
+        self.by_order.insert(sealed.order, Arc::clone(&sealed));
+        self.by_id.insert(sealed.id(), sealed);
+    }
+
+    fn remove(&mut self, id: &CheckpointId) -> Option<Arc<Sealed>> {
+        let removed = self.by_id.remove(id)?;
+        self.by_order.remove(&removed.order);
+        Some(removed)
+    }
+}
+
+/// A checkpoint as [`Region::listed`] returns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RegionEntry {
+    /// Id of the checkpoint in the region.
+    pub id: CheckpointId,
+    /// Attribute bits of the checkpoint, as last set.
+    pub attrs: u32,
+    /// Id of this copy.
+    pub copy: CopyId,
+    /// Number of segments with pages of the checkpoint, inherited ones included.
+    pub segments: u64,
+}
+
+impl RegionEntry {
+    fn of(sealed: &Arc<Sealed>) -> Self {
+        Self {
+            id: sealed.id(),
+            attrs: sealed.attrs(),
+            copy: CopyId::new(sealed.order),
+            segments: sealed.segments(),
+        }
     }
 }
 
@@ -181,7 +238,7 @@ impl Region {
             unsafe_shutdowns: recovered.report.unsafe_shutdowns,
             space: recovered.space,
             journal: Mutex::new(recovered.journal),
-            checkpoints: RwLock::new(recovered.checkpoints),
+            checkpoints: RwLock::new(Checkpoints::new(recovered.checkpoints)),
             damaged: RwLock::new(recovered.damaged),
             journal_damage: recovered.journal_damage,
             unlisted: recovered.unlisted,
@@ -205,23 +262,47 @@ impl Region {
     /// Returns all checkpoints, in the order of their seals.
     #[must_use]
     pub fn checkpoints(&self) -> Vec<Arc<StoredCheckpoint>> {
-        let table = self.checkpoints.read();
-        let mut all: Vec<_> = table.values().cloned().collect();
-        drop(table);
-        all.sort_unstable_by_key(|sealed| sealed.order);
-        all.iter().map(StoredCheckpoint::of).collect()
+        self.in_order(StoredCheckpoint::of)
+    }
+
+    /// Returns what is known of all checkpoints without reading anything, in the order of their seals. Takes no references
+    /// to them: much cheaper than [`Region::checkpoints`].
+    #[must_use]
+    pub fn listed(&self) -> Vec<RegionEntry> {
+        self.in_order(RegionEntry::of)
+    }
+
+    /// Passes over all checkpoints in the order of their seals. Seals wait for a few thousand of them at most.
+    fn in_order<T>(&self, of: impl Fn(&Arc<Sealed>) -> T) -> Vec<T> {
+        let mut all = Vec::new();
+        let mut next = 0;
+        loop {
+            let table = self.checkpoints.read();
+            let part = table.by_order.range(next..).take(LISTED_AT_ONCE);
+            let before = all.len();
+            for (order, sealed) in part {
+                next = order + 1;
+                all.push(of(sealed));
+            }
+            if all.len() == before {
+                return all;
+            }
+        }
     }
 
     /// Returns the checkpoint with this id; `None` if there is none, or it is damaged.
     #[must_use]
     pub fn checkpoint(&self, id: CheckpointId) -> Option<Arc<StoredCheckpoint>> {
-        self.checkpoints.read().get(&id).map(StoredCheckpoint::of)
+        self.checkpoints
+            .read()
+            .by_id
+            .get(&id)
+            .map(StoredCheckpoint::of)
     }
 
-    /// Returns the ids of all checkpoints, in no order.
+    /// Returns the ids of all checkpoints.
     pub(crate) fn ids(&self) -> Vec<CheckpointId> {
-        let table = self.checkpoints.read();
-        table.keys().copied().collect()
+        self.in_order(|sealed| sealed.id())
     }
 
     /// Returns a number that ascends with each durable change of the region, over all times that it is opened. A
@@ -305,7 +386,7 @@ impl Region {
         self.note(journal.change(&self.space.medium, Change::Attrs { id, bits }))?;
         self.count_records(&journal);
         let table = self.checkpoints.read();
-        if let Some(sealed) = table.get(&id) {
+        if let Some(sealed) = table.by_id.get(&id) {
             sealed.store_attrs(bits);
         }
         drop(table);
@@ -409,7 +490,7 @@ impl Region {
         let mut table = self.checkpoints.write();
         let mut damaged = self.damaged.write();
         let replaced = replaces.map(|id| (table.remove(&id), damaged.remove(&id)));
-        table.insert(sealed.id(), sealed);
+        table.insert(sealed);
         replaced
     }
 

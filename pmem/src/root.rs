@@ -12,15 +12,40 @@ use crate::PAGE_SIZE;
 use crate::alloc::{Extent, Lease};
 use crate::error::{OpenError, SegmentError, SegmentPlace, ShadowError};
 use crate::ids::{CheckpointId, PageNo, SegmentNo};
-use crate::layout::{ExtentEntry, ROOT_EXTENTS, ROOT_MAGIC, RootPage};
+use crate::layout::{ExtentEntry, ROOT_BODY_BYTES, ROOT_EXTENTS, ROOT_MAGIC, RootPage};
 use crate::map::MapRoot;
 use crate::segment::SegmentWriter;
 use crate::space::Space;
-use permafrost_medium::convert::to_usize;
+use permafrost_medium::convert::{to_u64, to_usize};
 use permafrost_medium::{LostPage, Medium};
+
+/// A manifest to be written: its bytes, or a map of its pages and its length.
+#[derive(Clone, Copy)]
+pub(crate) enum Manifest<'a> {
+    Inline(&'a [u8]),
+    Blob(MapRoot, u64),
+}
+
+impl Manifest<'_> {
+    /// Returns the map, which is empty for one in the root itself, and the length.
+    pub(crate) fn place(&self) -> (MapRoot, u64) {
+        match self {
+            Self::Inline(bytes) => (MapRoot::EMPTY, to_u64(bytes.len())),
+            Self::Blob(root, len_bytes) => (*root, *len_bytes),
+        }
+    }
+}
+
+/// Returns true if a manifest of this length stands in the root page itself, behind the extents.
+pub(crate) fn has_room(out: &mut SegmentWriter, len_bytes: usize) -> Result<bool, ShadowError> {
+    out.reserve_pairs(1)?;
+    let extents = out.holdings().extents().len() * size_of::<ExtentEntry>();
+    Ok(extents + len_bytes <= ROOT_BODY_BYTES)
+}
 
 /// A root as read.
 pub(crate) struct Root {
+    /// Empty if the manifest stands in the root page itself.
     pub(crate) manifest: MapRoot,
     pub(crate) manifest_bytes: u64,
     pub(crate) extents: Vec<Extent>,
@@ -35,8 +60,7 @@ pub(crate) struct Root {
 pub(crate) fn write(
     out: &mut SegmentWriter,
     id: CheckpointId,
-    manifest: &MapRoot,
-    manifest_bytes: u64,
+    manifest: Manifest<'_>,
 ) -> Result<(PageNo, u32), ShadowError> {
     // The root lists its own segments too: allocate them before writing the list.
     let mut pages = 0;
@@ -57,19 +81,30 @@ pub(crate) fn write(
         let mut page = Box::new(RootPage::new_zeroed());
         page.magic = ROOT_MAGIC;
         page.id = id.to_bytes();
-        if chunks.is_empty() {
-            page.manifest = manifest.stored();
-            page.manifest_bytes = U64::new(manifest_bytes);
-        }
+        page.place = count(chunks.len());
         page.next = U64::new(next.0.0);
         page.next_crc32 = U32::new(next.1);
         page.extents_here = count(chunk.len());
         page.extents_left = count(left);
-        for (entry, extent) in page.extents.iter_mut().zip(chunk) {
-            *entry = ExtentEntry {
+        let (entries, behind) = page.body.split_at_mut(size_of_val(chunk));
+        for (entry, extent) in entries
+            .chunks_exact_mut(size_of::<ExtentEntry>())
+            .zip(chunk)
+        {
+            let stored = ExtentEntry {
                 first: U32::new(extent.first),
                 segments: U32::new(extent.end - extent.first),
             };
+            entry.copy_from_slice(stored.as_bytes());
+        }
+        if chunks.is_empty() {
+            let (map, len_bytes) = manifest.place();
+            page.manifest = map.stored();
+            page.manifest_bytes = U64::new(len_bytes);
+            if let Manifest::Inline(bytes) = manifest {
+                // There is room: it was asked for.
+                behind[..bytes.len()].copy_from_slice(bytes);
+            }
         }
         let mut bytes = [0; PAGE_SIZE];
         bytes.copy_from_slice(page.as_bytes());
@@ -84,12 +119,14 @@ fn count(extents: usize) -> U32 {
     U32::new(u32::try_from(extents).unwrap_or(u32::MAX))
 }
 
-/// Reads and verifies a root.
+/// Reads and verifies a root. The second copies of its pages are read, too, if `both`, and otherwise only where the first
+/// are damaged.
 pub(crate) fn load(
     space: &Arc<Space>,
     id: CheckpointId,
     first: PageNo,
     first_crc32: u32,
+    both: bool,
 ) -> Result<Root, OpenError> {
     let mut extents: Vec<Extent> = Vec::new();
     let (mut pages, mut damaged_copies) = (Vec::new(), 0);
@@ -97,9 +134,9 @@ pub(crate) fn load(
     let (mut at, mut crc, mut left) = (first, first_crc32, None);
     loop {
         let corrupt = || OpenError::RootCorrupt { id, page: at };
-        let (page, copies) = load_page(space, at, crc)?.ok_or_else(corrupt)?;
+        let (page, copies) = load_page(space, at, crc, both)?.ok_or_else(corrupt)?;
         pages.push(at);
-        damaged_copies += 2 - copies;
+        damaged_copies += copies;
         let here = page.extents_here.get();
         let in_place = page.magic == ROOT_MAGIC
             && page.id == id.to_bytes()
@@ -109,13 +146,22 @@ pub(crate) fn load(
         if !in_place {
             return Err(corrupt());
         }
-        for entry in &page.extents[..to_usize(u64::from(here))] {
-            let extent = to_extent(entry, extents.last(), space.table.len()).ok_or_else(corrupt)?;
+        let (entries, behind) = page
+            .body
+            .split_at(to_usize(u64::from(here)) * size_of::<ExtentEntry>());
+        for entry in entries.chunks_exact(size_of::<ExtentEntry>()) {
+            let entry = ExtentEntry::read_from_bytes(entry).map_err(|_| corrupt())?;
+            let extent =
+                to_extent(&entry, extents.last(), space.table.len()).ok_or_else(corrupt)?;
             extents.push(extent);
         }
         if head.is_none() {
             let manifest = MapRoot::try_from(page.manifest.as_bytes()).map_err(|_| corrupt())?;
-            head = Some((manifest, page.manifest_bytes.get()));
+            let len_bytes = page.manifest_bytes.get();
+            if manifest.is_empty() && len_bytes > to_u64(behind.len()) {
+                return Err(corrupt());
+            }
+            head = Some((manifest, len_bytes));
         }
         // Each page has an extent less to go: the chain ends.
         left = Some(page.extents_left.get() - here);
@@ -132,6 +178,20 @@ pub(crate) fn load(
         pages,
         damaged_copies,
     })
+}
+
+/// Reads a manifest that stands in the first root page.
+pub(crate) fn manifest(
+    space: &Space,
+    id: CheckpointId,
+    first: PageNo,
+    first_crc32: u32,
+) -> Result<Vec<u8>, OpenError> {
+    let corrupt = || OpenError::RootCorrupt { id, page: first };
+    let (page, _) = load_page(space, first, first_crc32, false)?.ok_or_else(corrupt)?;
+    let at = to_usize(page.extents_here.get().into()) * size_of::<ExtentEntry>();
+    let bytes = page.body.get(at..at + to_usize(page.manifest_bytes.get()));
+    bytes.map(<[u8]>::to_vec).ok_or_else(corrupt)
 }
 
 /// Searches the segments for first pages of roots, whether or not a record names them. Returns their ids, places and
@@ -160,10 +220,7 @@ fn found_at(space: &Space, place: SegmentPlace) -> Option<(CheckpointId, PageNo,
     let mut written = Vec::new();
     space.read_crcs(place, 1, &mut written).ok()?;
     let page = RootPage::read_from_bytes(bytes.as_slice()).ok()?;
-    let manifest = MapRoot::try_from(page.manifest.as_bytes()).ok()?;
-    // Only the first page of a chain names the manifest.
-    let is_first =
-        manifest != MapRoot::EMPTY && written.first().map(|crc| crc.get()) == Some(crc32);
+    let is_first = page.place.get() == 0 && written.first().map(|crc| crc.get()) == Some(crc32);
     is_first.then(|| (CheckpointId::from_bytes(page.id), at, crc32))
 }
 
@@ -179,33 +236,41 @@ fn to_extent(entry: &ExtentEntry, before: Option<&Extent>, segments: u32) -> Opt
     (ascends && first < end && end <= segments).then_some(Extent { first, end })
 }
 
-/// Reads the page at `at`, or its copy in the next page; returns it with the number of intact copies.
+/// Reads the page at `at`, or its copy in the next page, or both; returns it with the number of damaged ones.
 fn load_page(
     space: &Space,
     at: PageNo,
     crc32: u32,
+    both: bool,
 ) -> Result<Option<(Box<RootPage>, u64)>, OpenError> {
     let Ok(first) = space.geometry.place(at, 2) else {
         return Ok(None);
     };
     let mut found = None;
-    let mut intact = 0;
+    let mut damaged = 0;
     for page in [first.page, first.page + 1] {
-        let bytes = match space.read_page(SegmentPlace { page, ..first }) {
-            Ok(bytes) => bytes,
+        if found.is_some() && !both {
+            break;
+        }
+        let mut root = Box::new(RootPage::new_zeroed());
+        let read = space
+            .locate(SegmentPlace { page, ..first }, 1)
+            .and_then(|at| {
+                space
+                    .medium
+                    .read(at, root.as_mut_bytes())
+                    .map_err(SegmentError::Io)
+            });
+        match read {
             Err(SegmentError::Io(error)) if LostPage::of(&error).is_none() => {
                 return Err(error.into());
             }
-            // As good as damaged: the other copy may do.
-            Err(_) => continue,
-        };
-        if crc32fast::hash(bytes.as_slice()) != crc32 {
-            continue;
-        }
-        intact += 1;
-        if let (None, Ok(page)) = (&found, RootPage::read_from_bytes(bytes.as_slice())) {
-            found = Some(Box::new(page));
+            Ok(()) if crc32fast::hash(root.as_bytes()) == crc32 => {
+                found.get_or_insert(root);
+            }
+            // A page that cannot be read is as good as damaged: the other copy may do.
+            _ => damaged += 1,
         }
     }
-    Ok(found.map(|page| (page, intact)))
+    Ok(found.map(|page| (page, damaged)))
 }

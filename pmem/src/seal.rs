@@ -6,10 +6,9 @@ use crate::checkpoint::{Sealed, StoredCheckpoint};
 use crate::error::{JournalError, SealError, ShadowError};
 use crate::ids::CheckpointId;
 use crate::journal::Change;
-use crate::root;
+use crate::root::{self, Manifest};
 use crate::shadow::Shadow;
 use permafrost_medium::LostPage;
-use permafrost_medium::convert::to_u64;
 
 impl Shadow {
     /// Makes the shadow a checkpoint named `id`, and deletes `replaces`, which may have this id too, in one step. On
@@ -41,11 +40,16 @@ impl Shadow {
         let region = Arc::clone(&self.region);
         let medium = &region.space().medium;
 
-        // 1. Write the manifest and the root behind the data: into the shadow, so a crash here leaves
+        // 1. Write the manifest, if the root has no room for it, and the root behind the data: into the shadow, so a crash here leaves
         //    nothing. The root lists all segments, its own included, so it comes last.
-        let (manifest_root, _, _) = self.write_blob(&mut &*manifest)?;
-        let manifest = (manifest_root, to_u64(manifest.len()));
-        let (root, root_crc32) = root::write(&mut self.out, id, &manifest.0, manifest.1)?;
+        let manifest = if root::has_room(&mut self.out, manifest.len())? {
+            Manifest::Inline(manifest)
+        } else {
+            let (map, _, len_bytes) = self.write_blob(&mut &*manifest)?;
+            Manifest::Blob(map, len_bytes)
+        };
+        let (root, root_crc32) = root::write(&mut self.out, id, manifest)?;
+        let manifest = manifest.place();
 
         // 2. Flush and fence data, maps, manifest, root: everything that the record will refer to is durable. Not
         //    after step 4: the record may become durable as soon as it is stored, long before its own fence, and

@@ -13,7 +13,7 @@ use crate::damage::RegionFailure;
 use crate::error::{MapFault, SegmentError, SegmentPlace};
 use crate::geometry::Geometry;
 use crate::ids::{RegionUuid, SegmentNo, SlotNo};
-use crate::layout::{PackedHeader, SEGMENT_CRCS, SEGMENT_MAGIC, STORED_WORDS, SegmentHeader};
+use crate::layout::{PackedHeader, SEGMENT_CRCS, SEGMENT_MAGIC, SegmentHeader, StoredPages};
 use crate::readers::Readers;
 use crate::slots::Slots;
 use crate::table::{SegmentTable, packed_header_bytes};
@@ -195,46 +195,6 @@ impl Space {
     }
 }
 
-/// Bitmap of pages of a segment, by their place in it. The header, page 0, is never one of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct StoredPages(pub(crate) [u64; STORED_WORDS]);
-
-impl StoredPages {
-    pub(crate) fn insert(&mut self, page: u32, pages: u32) {
-        for page in page..page.saturating_add(pages) {
-            if let Some(word) = self.0.get_mut(to_usize(u64::from(page / 64))) {
-                *word |= 1 << (page % 64);
-            }
-        }
-    }
-
-    pub(crate) fn contains(&self, page: u32) -> bool {
-        let word = self.0.get(to_usize(u64::from(page / 64)));
-        word.is_some_and(|word| word >> (page % 64) & 1 == 1)
-    }
-
-    pub(crate) fn count(&self) -> u32 {
-        self.0.iter().map(|word| word.count_ones()).sum()
-    }
-
-    /// Returns the pages, ascending.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
-        let pages = u32::try_from(self.0.len() * 64).unwrap_or(0);
-        (0..pages).filter(|&page| self.contains(page))
-    }
-
-    /// Returns the number of stored pages before `page`, if it and the `pages - 1` after it are stored.
-    fn rank(&self, page: u32, pages: u32) -> Option<u32> {
-        if !(page..page.checked_add(pages)?).all(|page| self.contains(page)) {
-            return None;
-        }
-        let word = to_usize(u64::from(page / 64));
-        let before: u32 = self.0[..word].iter().map(|word| word.count_ones()).sum();
-        let below = (1 << (page % 64)) - 1;
-        Some(before + (self.0[word] & below).count_ones())
-    }
-}
-
 /// A packed segment, as its header describes it.
 struct Packed {
     stored: StoredPages,
@@ -275,22 +235,6 @@ fn free_first(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pages_are_ranked_among_the_stored_ones() {
-        let mut stored = StoredPages::default();
-        stored.insert(1, 2);
-        stored.insert(63, 3);
-        stored.insert(511, 1);
-        assert_eq!(stored.iter().collect::<Vec<_>>(), [1, 2, 63, 64, 65, 511]);
-        assert_eq!(stored.count(), 6);
-        assert_eq!(stored.rank(1, 2), Some(0));
-        assert_eq!(stored.rank(64, 2), Some(3));
-        assert_eq!(stored.rank(511, 1), Some(5));
-        assert_eq!(stored.rank(2, 2), None);
-        assert_eq!(stored.rank(512, 1), None);
-        assert_eq!(stored.rank(u32::MAX, 2), None);
-    }
 
     #[test]
     fn free_slots_are_populated_first() {

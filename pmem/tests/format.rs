@@ -123,8 +123,9 @@ fn code() -> BTreeMap<&'static str, (usize, Fields)> {
             next_crc32: U32,
             extents_here: U32,
             extents_left: U32,
-            reserved: [u8; 44],
-            extents: [ExtentEntry; ROOT_EXTENTS],
+            place: U32,
+            reserved: [u8; 40],
+            body: [u8; ROOT_BODY_BYTES],
         }),
         fields!(ExtentEntry {
             first: U32,
@@ -211,7 +212,7 @@ fn constants_are_what_the_document_says() {
         format!("entries of 14 bytes, one for each occupied slot, up to {NODE_SLOTS}"),
         format!("plus {NODE_MIXED} if the pages below differ in their flags"),
         format!("{SEGMENT_CRCS} CRC32s of 4 bytes"),
-        format!("up to {ROOT_EXTENTS} of 8 bytes"),
+        format!("up to {ROOT_EXTENTS} extents of 8 bytes"),
     ] {
         assert!(
             DOCUMENT.contains(&says),

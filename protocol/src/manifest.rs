@@ -224,14 +224,19 @@ pub struct Image {
     /// Length of the file, bytes.
     #[prost(uint64, tag = "2")]
     pub len_bytes: u64,
-    /// Map root of its pages (the last one zero-padded).
+    /// Root of the map with its pages (the last one zero-padded). Short images are packed one behind the other into the
+    /// pages of one map.
     #[prost(bytes = "vec", tag = "3")]
     #[serde(skip)]
     pub map_root: Vec<u8>,
-    /// Digest of that map, 32 bytes, or empty.
+    /// Digest of a map of its pages alone, 32 bytes, or empty.
     #[prost(bytes = "vec", tag = "4")]
     #[serde(skip)]
     pub map_digest: Vec<u8>,
+    /// Place of its first byte in the pages of the map.
+    #[prost(uint64, tag = "5")]
+    #[serde(skip)]
+    pub offset_bytes: u64,
 }
 
 /// Pagemap and its pages.

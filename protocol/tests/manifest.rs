@@ -13,6 +13,7 @@ fn image(name: &str) -> Image {
         len_bytes: 86,
         map_root: vec![1; 32],
         map_digest: vec![3; 32],
+        offset_bytes: 0,
     }
 }
 
@@ -279,6 +280,24 @@ fn the_images_of_the_most_threads_fit_a_manifest_and_what_fits_no_message_is_ref
         "{refused}"
     );
     assert!(refused.to_string().contains("dump subtrees"), "{refused}");
+}
+
+#[test]
+fn the_map_of_packed_images_is_named_once() {
+    let mut packed = manifest();
+    packed.images = (0..20).map(|n| image(&format!("core-{n}.img"))).collect();
+    for (image, at) in packed.images.iter_mut().zip((0..).step_by(100)) {
+        image.offset_bytes = at;
+    }
+    let bytes = packed.encode_checked().unwrap();
+    assert_eq!(Manifest::decode_checked(&bytes), Ok(packed.clone()));
+    let mut apart = packed.clone();
+    apart
+        .images
+        .iter_mut()
+        .zip(0..)
+        .for_each(|(image, n)| image.map_root[0] = n);
+    assert!(bytes.len() + 19 * 34 <= apart.encode_checked().unwrap().len());
 }
 
 #[test]

@@ -58,6 +58,7 @@ fn manifest() -> Manifest {
         len_bytes: small(name).len() as u64,
         map_root: vec![1; 32],
         map_digest: map_digest(&small(name), 0, 0),
+        offset_bytes: 0,
     };
     Manifest {
         version: manifest::VERSION,

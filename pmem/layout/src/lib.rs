@@ -5,10 +5,14 @@
 
 #![forbid(unsafe_code)]
 
+mod stored;
+
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use permafrost_medium::PAGE_SIZE;
+
+pub use stored::StoredPages;
 
 /// The format version this build writes, and the only one it reads.
 pub const FORMAT_VERSION: u32 = 2;
@@ -239,6 +243,8 @@ pub struct ExtentEntry {
 
 /// Extents in a root page.
 pub const ROOT_EXTENTS: usize = 496;
+/// Bytes for extents in a root page.
+pub const ROOT_BODY_BYTES: usize = ROOT_EXTENTS * size_of::<ExtentEntry>();
 
 /// A page of a checkpoint's root; an equal copy follows in the next page.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -248,7 +254,7 @@ pub struct RootPage {
     pub magic: [u8; 8],
     /// Id of the checkpoint.
     pub id: [u8; 16],
-    /// Map of the manifest's pages; zero in all but the first root page.
+    /// Map of the manifest's pages; zero if the manifest stands behind the extents, and in all but the first root page.
     pub manifest: MapRootBytes,
     /// Length of the manifest.
     pub manifest_bytes: U64,
@@ -260,10 +266,13 @@ pub struct RootPage {
     pub extents_here: U32,
     /// Number of extents in this page and those after it.
     pub extents_left: U32,
+    /// Number of root pages before this one.
+    pub place: U32,
     /// Reserved field, always zero.
-    pub reserved: [u8; 44],
-    /// Segments with pages of this checkpoint, ascending, its own and inherited ones.
-    pub extents: [ExtentEntry; ROOT_EXTENTS],
+    pub reserved: [u8; 40],
+    /// Segments with pages of this checkpoint, ascending, its own and inherited ones: [`ExtentEntry`] each. Behind them in
+    /// the first root page the manifest, if it is short.
+    pub body: [u8; ROOT_BODY_BYTES],
 }
 
 /// Refers to a page map from a root page or a manifest.

@@ -17,6 +17,7 @@ mod error;
 mod file;
 mod flushed;
 mod guard;
+pub mod heap;
 mod open;
 mod populate;
 mod raw;

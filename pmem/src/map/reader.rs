@@ -215,52 +215,49 @@ impl PageMap {
         Ok(space.medium.file_at(at))
     }
 
-    /// Passes on a blob's bytes, `len_bytes` of them, in pieces of at most a segment.
+    /// Passes on bytes of a blob, `len_bytes` of them from `at` on, in pieces of at most a segment.
     ///
     /// # Errors
     /// [`BlobError`]: a damaged page, pages missing, or the receiver's own error.
     pub fn read_blob(
         &self,
+        at: u64,
         len_bytes: u64,
         mut sink: impl FnMut(&[u8]) -> io::Result<()>,
     ) -> Result<(), BlobError> {
-        let mut left = len_bytes;
-        let mut index = 0;
-        for run in self.runs() {
-            let run = run?;
-            if left == 0 {
-                break;
-            }
-            if run.first_index != index {
-                break;
-            }
-            index = run.end_index();
-            let len = left.min(u64::from(run.pages) * PAGE_BYTES);
-            left -= len;
+        let end = at.saturating_add(len_bytes);
+        let mut at = at;
+        let mut runs = self.runs();
+        runs.next_index = Some(at / PAGE_BYTES);
+        while at < end {
+            let index = at / PAGE_BYTES;
+            let run = runs.next().transpose()?;
+            let Some(run) = run.filter(|run| run.first_index <= index) else {
+                let fault = MapFault::BlobGap { len_bytes, index };
+                let location = self.root.node().location;
+                return Err(PageError::MapCorrupt { location, fault }.into());
+            };
+            let until = end.min(run.end_index() * PAGE_BYTES);
+            let (skip, len) = (to_usize(at % PAGE_BYTES), to_usize(until - at));
             match run.kind {
                 RunKind::Stored { .. } => {
-                    let bytes = self.read(&run)?;
-                    let passed_on = sink(&bytes[..to_usize(len)]);
-                    self.confirm(&run, run.first_index, run.pages)?;
+                    let pages = until.div_ceil(PAGE_BYTES) - index;
+                    let pages = u32::try_from(pages).unwrap_or(run.pages);
+                    let bytes = self.read_range(&run, index, pages)?;
+                    let passed_on = sink(&bytes[skip..skip + len]);
+                    self.confirm(&run, index, pages)?;
                     passed_on.map_err(BlobError::Sink)?;
                 }
                 RunKind::Zero => {
                     let mut zeros = len;
                     while zeros > 0 {
-                        let part = zeros.min(to_u64(ZEROS.len()));
-                        sink(&ZEROS[..to_usize(part)]).map_err(BlobError::Sink)?;
+                        let part = zeros.min(ZEROS.len());
+                        sink(&ZEROS[..part]).map_err(BlobError::Sink)?;
                         zeros -= part;
                     }
                 }
             }
-        }
-        if left > 0 {
-            let fault = MapFault::BlobGap { len_bytes, index };
-            return Err(PageError::MapCorrupt {
-                location: self.root.node().location,
-                fault,
-            }
-            .into());
+            at = until;
         }
         Ok(())
     }

@@ -161,8 +161,13 @@ impl Player {
             // Fills the journal: the next operation or one of these compacts it.
             16 => self.set_attrs(32),
             17 => self.abandon(),
-            18 if self.rng.one_in(2) => self.delete(),
-            18 => self.clean(),
+            18 => {
+                // Small checkpoints share segments: those of several have to become sparse.
+                for _ in 0..self.rng.below(4) {
+                    self.delete();
+                }
+                self.clean();
+            }
             19 if self.rng.one_in(2) => {
                 self.region().close().unwrap();
                 self.open();

@@ -131,7 +131,16 @@ impl Manifest {
         if len_bytes > MAX_MANIFEST_BYTES {
             return Err(ManifestError::TooLong { len_bytes });
         }
-        Ok(self.encode_to_vec())
+        let mut encoded = self.clone();
+        // Images that are packed into one map follow each other, and only the first one names it.
+        let mut named: &[u8] = &[];
+        for (image, encoded) in self.images.iter().zip(&mut encoded.images) {
+            if image.map_root == named {
+                encoded.map_root.clear();
+            }
+            named = &image.map_root;
+        }
+        Ok(encoded.encode_to_vec())
     }
 
     /// Decodes a manifest and checks that it keeps the rules.
@@ -139,7 +148,15 @@ impl Manifest {
     /// # Errors
     /// The manifest does not decode, is of a newer version, or breaks a rule.
     pub fn decode_checked(bytes: &[u8]) -> Result<Self, ManifestError> {
-        let manifest = Self::decode(bytes)?;
+        let mut manifest = Self::decode(bytes)?;
+        let mut named: Vec<u8> = Vec::new();
+        for image in &mut manifest.images {
+            if image.map_root.is_empty() {
+                image.map_root.clone_from(&named);
+            } else {
+                named.clone_from(&image.map_root);
+            }
+        }
         manifest.check()?;
         Ok(manifest)
     }

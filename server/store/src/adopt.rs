@@ -180,8 +180,8 @@ impl Store {
         let wanted = evidence.processes();
         check_tells_processes(&wanted)?;
         let (mut fitting, mut misfits) = (Vec::new(), Vec::new());
-        for record in self.catalog.list(None)? {
-            if record.generation > 0 || !(adoption.may_find)(&record.session) {
+        for record in self.catalog.all_parked()? {
+            if !(adoption.may_find)(&record.session) {
                 continue;
             }
             match self.check_belongs(&record, evidence, adoption.ignore_times) {
@@ -276,7 +276,7 @@ fn is_same(
     }
     let mut buffer = Vec::new();
     let map = checkpoint.map(&map_root(&image.map_root)?);
-    let compared = map.read_blob(image.len_bytes, |piece| {
+    let compared = map.read_blob(image.offset_bytes, image.len_bytes, |piece| {
         buffer.resize(piece.len(), 0);
         file.read_exact(&mut buffer)?;
         if buffer == piece {

@@ -8,7 +8,7 @@ use permafrost_pmem::{
 };
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
-use permafrost_protocol::manifest::{Manifest, SpaceType};
+use permafrost_protocol::manifest::{Image, Manifest, SpaceType};
 
 use super::dump::map_root;
 use super::reader::checkpoint_name;
@@ -222,12 +222,12 @@ impl Store {
             .map(|record| (record.id.clone(), record))
             .collect();
         let segment_bytes = self.region.usage().segment_bytes;
-        let held = self.region.checkpoints().into_iter().map(|checkpoint| {
-            let id = checkpoint.id().to_string();
+        let held = self.region.listed().into_iter().map(|listed| {
+            let id = listed.id.to_string();
             HeldCheckpoint {
                 record: records.remove(&id),
-                bytes: checkpoint.segments() * segment_bytes,
-                copy: checkpoint.copy_id(),
+                bytes: listed.segments * segment_bytes,
+                copy: listed.copy,
                 id,
             }
         });
@@ -286,9 +286,20 @@ struct Check<'a> {
 
 impl Check<'_> {
     fn all(&mut self, manifest: &Manifest) {
+        let mut maps: HashMap<&[u8], Vec<&Image>> = HashMap::new();
         for image in &manifest.images {
-            let place = |_| format!("image {}", image.name);
-            self.object(&image.map_root, &Object::Image(image.name.clone()), &place);
+            maps.entry(&image.map_root).or_default().push(image);
+        }
+        for image in &manifest.images {
+            // Packed ones together, with the first of them.
+            let Some(images) = maps.remove(image.map_root.as_slice()) else {
+                continue;
+            };
+            let own = Object::Image(image.name.clone());
+            // Other copies pack their images differently, so no page of theirs heals one of these.
+            let object = (images.len() == 1).then_some(&own);
+            let place = |index: u64| images_at(&images, index);
+            self.object(&image.map_root, object, &place);
         }
         for (number, space) in manifest.spaces.iter().enumerate() {
             let whose = match space.space_type() {
@@ -296,13 +307,13 @@ impl Check<'_> {
                 SpaceType::SharedMemory => format!("shared memory {}", space.id),
             };
             let place = |index: u64| format!("{whose} address {:#x}", index * PAGE_BYTES);
-            self.object(&space.map_root, &Object::Space(number), &place);
+            self.object(&space.map_root, Some(&Object::Space(number)), &place);
         }
     }
 
     /// Visits all pages of a map. A page that fails is recorded, and the next is read; pages behind a damaged map
     /// page cannot even be named.
-    fn object(&mut self, root: &[u8], object: &Object, place: &dyn Fn(u64) -> String) {
+    fn object(&mut self, root: &[u8], object: Option<&Object>, place: &dyn Fn(u64) -> String) {
         if self.found.stopped {
             return;
         }
@@ -333,7 +344,7 @@ impl Check<'_> {
         &mut self,
         map: &PageMap,
         run: &StoredRun,
-        object: &Object,
+        object: Option<&Object>,
         place: &dyn Fn(u64) -> String,
     ) {
         let RunKind::Stored { location, .. } = run.kind else {
@@ -374,16 +385,16 @@ impl Check<'_> {
 
     fn page(
         &mut self,
-        object: &Object,
+        object: Option<&Object>,
         index: u64,
         place: &dyn Fn(u64) -> String,
         error: &PageError,
     ) {
-        if self.found.pages_damaged.len() < MAX_DAMAGED_PAGES {
-            let object = object.clone();
-            self.found.pages_damaged.push(DamagedPage { object, index });
-        } else {
-            self.found.damaged_beyond = true;
+        match object.cloned() {
+            Some(object) if self.found.pages_damaged.len() < MAX_DAMAGED_PAGES => {
+                self.found.pages_damaged.push(DamagedPage { object, index });
+            }
+            _ => self.found.damaged_beyond = true,
         }
         self.note(format!("{}: {}: {error}", self.name, place(index)));
     }
@@ -399,6 +410,17 @@ impl Check<'_> {
             self.found.damage.push(damage);
         }
     }
+}
+
+/// Names the images with bytes in a page of their map.
+fn images_at(images: &[&Image], index: u64) -> String {
+    let page = index * PAGE_BYTES..(index + 1) * PAGE_BYTES;
+    let has_part = |image: &&&Image| {
+        image.offset_bytes < page.end && image.offset_bytes + image.len_bytes > page.start
+    };
+    let named = images.iter().filter(has_part);
+    let names: Vec<_> = named.map(|image| image.name.as_str()).collect();
+    format!("image {}", names.join(", "))
 }
 
 #[cfg(test)]

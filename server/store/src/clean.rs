@@ -154,7 +154,8 @@ impl Store {
 /// Returns the roots of all maps that a checkpoint's manifest names; `None` if it cannot be read.
 fn map_roots(checkpoint: &Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>> {
     let manifest = manifest_of(checkpoint).ok()?;
-    let images = manifest.images.iter().map(|image| &image.map_root);
+    let packs = manifest.images.chunk_by(|a, b| a.map_root == b.map_root);
+    let images = packs.filter_map(|packed| Some(&packed.first()?.map_root));
     let spaces = manifest.spaces.iter().map(|space| &space.map_root);
     images
         .chain(spaces)

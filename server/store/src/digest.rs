@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use permafrost_pmem::StoredCheckpoint;
+use permafrost_agent::remote::MapDigest;
+use permafrost_pmem::{BlobError, PAGE_SIZE, StoredCheckpoint};
 use permafrost_protocol::manifest::{AddressSpace, Image, Manifest};
 use sha2::{Digest, Sha256};
 
@@ -93,7 +94,44 @@ pub(super) fn recomputed(
         space.map_digest = of_map(checkpoint, &space.map_root, &what)?;
     }
     for image in &mut manifest.images {
-        image.map_digest = of_map(checkpoint, &image.map_root, &image.name)?;
+        let map = checkpoint.map(&map_root(&image.map_root)?);
+        // Of a packed image there is no map of its own.
+        let mut image_digest = BlobDigest::default();
+        let read = map.read_blob(image.offset_bytes, image.len_bytes, |bytes| {
+            image_digest.push(bytes);
+            Ok(())
+        });
+        read.map_err(|error| match error {
+            BlobError::Page(source) => StoreError::Reading(ReadingError::Corrupt {
+                part: format!("{} of checkpoint {}", image.name, checkpoint.id()),
+                source,
+            }),
+            other => StoreError::io("read an image")(std::io::Error::other(other)),
+        })?;
+        image.map_digest = image_digest.finish().to_vec();
     }
     Ok(of_whole(&manifest.spaces, &manifest.images))
+}
+
+/// Digest of an image that comes in pieces of any length.
+#[derive(Default)]
+struct BlobDigest {
+    digest: MapDigest,
+    next_page: u64,
+    rest: Vec<u8>,
+}
+
+impl BlobDigest {
+    fn push(&mut self, bytes: &[u8]) {
+        self.rest.extend_from_slice(bytes);
+        let whole = self.rest.len() / PAGE_SIZE * PAGE_SIZE;
+        self.digest.pages(self.next_page, 0, &self.rest[..whole]);
+        self.next_page += (whole / PAGE_SIZE) as u64;
+        self.rest.drain(..whole);
+    }
+
+    fn finish(mut self) -> ContentDigest {
+        self.digest.image_end(self.next_page, &self.rest);
+        self.digest.finish()
+    }
 }

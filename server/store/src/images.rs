@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 
+use permafrost_agent::remote::MapDigest;
 use permafrost_criu::directory::ImagesDir;
 use permafrost_pmem::{MapWriter, PAGE_SIZE, Shadow};
 use permafrost_protocol::images::ImageName;
@@ -15,6 +16,9 @@ use permafrost_protocol::manifest::{AddressSpace, Image, MAX_SMALL_IMAGES};
 use super::StoreError;
 use crate::DumpTap;
 use crate::ImagesError;
+
+/// Length from which on an image has pages of its own. Shorter ones are packed: most have some hundred bytes.
+const PACKED_BYTES: u64 = 32 << 10;
 
 /// Bytes of an image that are collected before they are written.
 pub(super) const IMAGE_CHUNK: usize = 64 * PAGE_SIZE;
@@ -111,6 +115,7 @@ pub(super) fn store_small(
     mut tap: Option<&mut dyn DumpTap>,
 ) -> Result<Vec<Image>, StoreError> {
     let mut images = Vec::new();
+    let mut pack = ImagePack::default();
     let mut buffer = vec![0; IMAGE_CHUNK];
     while let Some((name, len_bytes)) = source.next_image()? {
         if images.len() >= MAX_SMALL_IMAGES {
@@ -143,8 +148,9 @@ pub(super) fn store_small(
             }
         }
         let Storing { image, shadow, .. } = storing;
-        images.push(image.finish(shadow)?);
+        images.push(image.finish(shadow, &mut pack)?);
     }
+    pack.finish(shadow, &mut images)?;
     // The manifests of all copies name the images in this order.
     images.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     Ok(images)
@@ -244,7 +250,12 @@ impl OpenImage {
         Ok(())
     }
 
-    pub(super) fn finish(mut self, shadow: &mut Shadow) -> Result<Image, StoreError> {
+    /// Ends the image. The map root of a packed one is empty until [`ImagePack::finish`].
+    pub(super) fn finish(
+        mut self,
+        shadow: &mut Shadow,
+        pack: &mut ImagePack,
+    ) -> Result<Image, StoreError> {
         if self.received_bytes != self.len_bytes {
             return Err(ImagesError::TooShort {
                 image: self.name,
@@ -253,6 +264,17 @@ impl OpenImage {
             }
             .into());
         }
+        if self.len_bytes < PACKED_BYTES {
+            let mut digest = MapDigest::default();
+            digest.image_end(0, &self.buffer);
+            return Ok(Image {
+                name: self.name,
+                len_bytes: self.len_bytes,
+                map_root: Vec::new(),
+                map_digest: digest.finish().to_vec(),
+                offset_bytes: pack.push(shadow, &self.buffer)?,
+            });
+        }
         self.write(shadow)?;
         let (root, stats) = shadow.finish(self.map)?;
         Ok(Image {
@@ -260,7 +282,57 @@ impl OpenImage {
             len_bytes: self.len_bytes,
             map_root: root.to_bytes().to_vec(),
             map_digest: stats.digest.to_vec(),
+            offset_bytes: 0,
         })
+    }
+}
+
+/// Short images, one behind the other in the pages of one map: with pages and a map of its own, an image of a hundred
+/// bytes would take two pages.
+#[derive(Default)]
+pub(super) struct ImagePack {
+    map: Option<MapWriter>,
+    /// Bytes of the page that is not full.
+    buffer: Vec<u8>,
+    written_bytes: u64,
+}
+
+impl ImagePack {
+    /// Appends an image, and returns its place.
+    fn push(&mut self, shadow: &mut Shadow, bytes: &[u8]) -> Result<u64, StoreError> {
+        let at = self.written_bytes + self.buffer.len() as u64;
+        self.buffer.extend_from_slice(bytes);
+        let whole = self.buffer.len() / PAGE_SIZE * PAGE_SIZE;
+        self.write(shadow, whole)?;
+        Ok(at)
+    }
+
+    fn write(&mut self, shadow: &mut Shadow, len: usize) -> Result<(), StoreError> {
+        let map = self.map.get_or_insert_with(|| shadow.map());
+        let index = self.written_bytes / PAGE_SIZE as u64;
+        shadow.append(map, index, 0, &self.buffer[..len], None)?;
+        self.buffer.drain(..len);
+        self.written_bytes += len as u64;
+        Ok(())
+    }
+
+    /// Writes the rest, and names the map in the images that are packed.
+    pub(super) fn finish(
+        mut self,
+        shadow: &mut Shadow,
+        images: &mut [Image],
+    ) -> Result<(), StoreError> {
+        let padded = self.buffer.len().next_multiple_of(PAGE_SIZE);
+        self.buffer.resize(padded, 0);
+        self.write(shadow, padded)?;
+        let root = match self.map {
+            Some(map) => shadow.finish(map)?.0.to_bytes().to_vec(),
+            None => return Ok(()),
+        };
+        for image in images.iter_mut().filter(|image| image.map_root.is_empty()) {
+            image.map_root.clone_from(&root);
+        }
+        Ok(())
     }
 }
 

@@ -159,11 +159,14 @@ impl Store {
     fn unlisted(&self, listed: &HashSet<String>) -> Vec<String> {
         let _index = self.index();
         let mut damage = Vec::new();
-        for checkpoint in self.region.checkpoints() {
-            let id = checkpoint.id().to_string();
+        for checkpoint in self.region.listed() {
+            let id = checkpoint.id.to_string();
             if listed.contains(&id) {
                 continue;
             }
+            let Some(checkpoint) = self.region.checkpoint(checkpoint.id) else {
+                continue;
+            };
             match manifest_of(&checkpoint) {
                 Ok(manifest) if self.names(&manifest, &id) => {}
                 Ok(manifest) => damage.push(format!(

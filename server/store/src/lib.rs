@@ -196,9 +196,9 @@ impl Store {
             quotas,
         } = parts;
         let mut truth: Vec<(String, bool)> = region
-            .checkpoints()
+            .listed()
             .iter()
-            .map(|c| (c.id().to_string(), c.attrs() & ATTR_PINNED != 0))
+            .map(|c| (c.id.to_string(), c.attrs & ATTR_PINNED != 0))
             .collect();
         let half = region.usage().capacity_bytes / 2;
         let gone = gone(&region, &*catalog)?;
@@ -327,14 +327,13 @@ impl Store {
                 self.sessions().remove(&session.id);
             }
         }
-        let mut parked = match self.catalog.list(None) {
+        let parked = match self.catalog.all_parked() {
             Ok(listed) => listed,
             Err(error) => {
                 tracing::error!(%error, "parked sessions not looked through");
                 return;
             }
         };
-        parked.retain(|record| record.generation == 0);
         // Adopted checkpoints need not be remembered.
         let ids: HashSet<&str> = parked.iter().map(|record| record.id.as_str()).collect();
         self.parking.retain(&ids);

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use permafrost_pmem::{ATTR_PROVISIONAL, ATTR_PUBLISHED, StoredCheckpoint};
+use permafrost_pmem::{ATTR_PROVISIONAL, ATTR_PUBLISHED, CheckpointId};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 
@@ -98,10 +98,13 @@ impl Store {
     ) -> Vec<control::Checkpoint> {
         let mut since = self.provisional_since();
         let mut found = Vec::new();
-        for checkpoint in self.region.checkpoints() {
-            if checkpoint.attrs() & ATTR_PROVISIONAL == 0 {
+        for listed in self.region.listed() {
+            if listed.attrs & ATTR_PROVISIONAL == 0 {
                 continue;
             }
+            let Some(checkpoint) = self.region.checkpoint(listed.id) else {
+                continue;
+            };
             let seen = since
                 .entry(checkpoint.id().to_string())
                 .or_insert_with(Instant::now);
@@ -123,7 +126,7 @@ impl Store {
     #[must_use]
     pub fn mark(&self, id: &str) -> Option<PublicationState> {
         let checkpoint = self.checkpoint(id).ok()?;
-        Some(mark_of(&checkpoint))
+        Some(mark_of(checkpoint.id(), checkpoint.attrs()))
     }
 
     pub(super) fn is_provisional(&self, id: &str) -> bool {
@@ -178,8 +181,8 @@ impl Store {
     /// Returns the publication state of everything that the store holds. Reads nothing from the medium.
     #[must_use]
     pub fn marks(&self) -> Vec<PublicationState> {
-        let checkpoints = self.region.checkpoints();
-        checkpoints.iter().map(|held| mark_of(held)).collect()
+        let listed = self.region.listed().into_iter();
+        listed.map(|held| mark_of(held.id, held.attrs)).collect()
     }
 
     /// Returns the catalog's record in the place where the checkpoint belongs.
@@ -201,10 +204,9 @@ impl Store {
     }
 }
 
-fn mark_of(checkpoint: &StoredCheckpoint) -> PublicationState {
-    let attrs = checkpoint.attrs();
+fn mark_of(id: CheckpointId, attrs: u32) -> PublicationState {
     PublicationState {
-        id: checkpoint.id().to_string(),
+        id: id.to_string(),
         published: attrs & ATTR_PUBLISHED != 0,
         provisional: attrs & ATTR_PROVISIONAL != 0,
     }

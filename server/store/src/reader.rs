@@ -89,8 +89,9 @@ impl LocalCheckpoint {
             BlobError::Sink(error) => ReadError::Taker(error),
             other => ReadError::Taker(io::Error::other(other)),
         };
-        map.read_blob(image.len_bytes, |_| Ok(())).map_err(told)?;
-        let passed_on = map.read_blob(image.len_bytes, sink);
+        let (at, len_bytes) = (image.offset_bytes, image.len_bytes);
+        map.read_blob(at, len_bytes, |_| Ok(())).map_err(told)?;
+        let passed_on = map.read_blob(at, len_bytes, sink);
         // Another copy cannot continue where this one broke off.
         passed_on.map_err(|error| match told(error) {
             ReadError::Source(damage) => ReadError::Taker(io::Error::other(damage)),

@@ -68,7 +68,7 @@ impl MapDigest {
     }
 
     /// Adds the end of a small image, from page `index` on: its last page is filled with zeros.
-    pub(super) fn image_end(&mut self, index: u64, bytes: &[u8]) {
+    pub fn image_end(&mut self, index: u64, bytes: &[u8]) {
         let whole = bytes.len() / PAGE_SIZE * PAGE_SIZE;
         self.pages(index, 0, &bytes[..whole]);
         if whole < bytes.len() {

@@ -346,6 +346,7 @@ mod tests {
             len_bytes: contents.len() as u64,
             map_root: Vec::new(),
             map_digest: digest.finish().to_vec(),
+            offset_bytes: 0,
         }
     }
 

@@ -178,6 +178,10 @@ impl Catalog for Counted {
         self.inner.list(job)
     }
 
+    fn all_parked(&self) -> Result<Vec<Checkpoint>, CatalogError> {
+        self.inner.all_parked()
+    }
+
     fn next_generation(&self, job: &str) -> Result<u64, CatalogError> {
         self.inner.next_generation(job)
     }

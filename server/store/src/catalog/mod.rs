@@ -62,6 +62,12 @@ pub trait Catalog: Send + Sync {
     /// The index cannot be read.
     fn list(&self, job: Option<&str>) -> Result<Vec<Checkpoint>, CatalogError>;
 
+    /// Lists the parked checkpoints, at a cost that does not depend on the number of others.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    fn all_parked(&self) -> Result<Vec<Checkpoint>, CatalogError>;
+
     /// Returns the number for the job's next checkpoint: above every number the job ever used, as far as the index
     /// remembers; a rebuilt one remembers what is still there.
     ///

@@ -222,6 +222,14 @@ impl Catalog for SledCatalog {
             .collect()
     }
 
+    fn all_parked(&self) -> Result<Vec<Checkpoint>, CatalogError> {
+        let records = self.parked.iter().map(|item| {
+            let (key, value) = item?;
+            decode(&key, &value)
+        });
+        records.collect()
+    }
+
     fn note(&self, position: &RegionPosition) -> Result<(), CatalogError> {
         let mut value = position.position.to_be_bytes().to_vec();
         value.extend_from_slice(position.region.as_bytes());

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use permafrost_protocol::manifest::{Image, MAX_SMALL_IMAGES, is_plain_file_name};
 
 use super::super::dump::Dump;
-use super::super::images::OpenImage;
+use super::super::images::{ImagePack, OpenImage};
 use super::super::{StoreError, digest};
 use super::out_of_order;
 use crate::{ContentDigest, CopyError};
@@ -16,6 +16,7 @@ pub(super) struct Closed {
     pub(super) images: Vec<Image>,
     names: BTreeSet<String>,
     open: Option<OpenImage>,
+    pack: ImagePack,
     pub(super) prepared: Option<ContentDigest>,
 }
 
@@ -26,6 +27,7 @@ impl Closed {
             images: Vec::new(),
             names: BTreeSet::new(),
             open: None,
+            pack: ImagePack::default(),
             prepared: None,
         }
     }
@@ -62,7 +64,8 @@ impl Closed {
         let Some(open) = self.open.take() else {
             return Ok(());
         };
-        self.images.push(open.finish(&mut self.dump.shadow)?);
+        let image = open.finish(&mut self.dump.shadow, &mut self.pack)?;
+        self.images.push(image);
         Ok(())
     }
 
@@ -71,6 +74,8 @@ impl Closed {
             return Ok(digest);
         }
         self.end_image()?;
+        let pack = std::mem::take(&mut self.pack);
+        pack.finish(&mut self.dump.shadow, &mut self.images)?;
         self.dump.shadow.flush()?;
         // In the order in which a directory is read, so that the manifests of all copies name the images in one
         // order.
