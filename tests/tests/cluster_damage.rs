@@ -184,11 +184,14 @@ fn damage_the_map(cluster: &mut Cluster, node: usize) {
     let path = cluster.region(node);
     let region = std::fs::read(&path).unwrap();
     let file = std::fs::File::options().write(true).open(&path).unwrap();
-    let is_map = |page: &[u8]| page.starts_with(b"PFMN") && page[8..16] == FIRST_PAGE.to_le_bytes();
+    // A leaf of eight pages, as docs/format.md has it: first index, pages, digest, flags, level, slots, entries.
+    const ENTRIES: usize = 52;
+    let begin = [FIRST_PAGE.to_le_bytes(), 8_u64.to_le_bytes()].concat();
+    let is_leaf = |node: &[u8]| node.starts_with(&begin) && node[50..ENTRIES] == [0, 0xff];
     let mut found = 0;
-    for (place, page) in region.chunks_exact(PAGE_SIZE).enumerate() {
-        if is_map(page) {
-            let at = place * PAGE_SIZE + 40;
+    for (place, node) in region.windows(ENTRIES).enumerate() {
+        if is_leaf(node) {
+            let at = place + ENTRIES;
             file.write_all_at(&[region[at] ^ 0x10], at as u64).unwrap();
             found += 1;
         }

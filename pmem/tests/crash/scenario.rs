@@ -162,8 +162,11 @@ impl Player {
             16 => self.set_attrs(32),
             17 => self.abandon(),
             18 => {
-                // Small checkpoints share segments: those of several have to become sparse.
-                for _ in 0..self.rng.below(4) {
+                // Small checkpoints share segments, so several are made, and most of them are removed.
+                for _ in 0..3 {
+                    self.dump();
+                }
+                for _ in 0..self.rng.below(8) {
                     self.delete();
                 }
                 self.clean();

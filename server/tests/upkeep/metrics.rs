@@ -18,6 +18,7 @@ use permafrost_metering::costs::{
     Costs, CostsConfig, Learning, SavedFigures, StartSample, StartWhat,
 };
 use permafrost_metering::queues::{Direction, Queues, QueuesOptions};
+use permafrost_protocol::control::{RetentionRule, request};
 use permafrost_scheduling::quantity::Seconds;
 use permafrost_server::metrics::{
     self, CertificateNumbers, ClusterNumbers, Metrics, ReplicationNumbers,
@@ -130,6 +131,17 @@ impl Scene {
             parts.observer = observer;
             parts.quotas = Arc::new(quotas());
         });
+        // A namespace's use is told when a rule limits it.
+        let limited = request::SetRetention {
+            rule: Some(RetentionRule {
+                namespace: "default".to_owned(),
+                max_bytes: Some(1 << 30),
+                max_checkpoints: Some(100),
+                ..RetentionRule::default()
+            }),
+            remove: false,
+        };
+        site.store.set_retention(&limited).unwrap();
         let options = ScrubOptions {
             period: None,
             ..ScrubOptions::default()
@@ -146,6 +158,7 @@ impl Scene {
             .scrub(&scrubber)
             .queues(&queues)
             .audit(&Arc::new(Audit::off()))
+            .retention(&site.store)
             .repair(progress)
             .replication(|| ReplicationNumbers {
                 copies_failed: 7,
