@@ -155,7 +155,7 @@ fn manifest() -> Seeds {
         len_bytes: 86,
         map_root: vec![1; 32],
         map_digest: vec![3; 32],
-            offset_bytes: 0,
+        offset_bytes: 0,
     };
     let space = |id, pages_id| AddressSpace {
         id,
