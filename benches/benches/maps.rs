@@ -1,9 +1,9 @@
-//! Maps over a long chain of deltas: bytes of nodes for what was changed, nodes that are hashed, the time that a dump takes
-//! beside its pages, and the time to read everything, at depth 1, 100 and 1,000.
+//! Maps over a long chain of deltas: bytes of nodes for what was changed, nodes that are hashed, the time that a dump
+//! takes beside its pages, and the time to read everything, at depth 1, 100 and 1,000.
 //!
-//! A process of [`PAGES`] pages is dumped generation after generation; each changes so many pages, chosen at random, and
-//! refers to its parent for the rest, as CRIU does with the kernel's dirty bits. The last two checkpoints are kept, and the
-//! region is cleaned when it is half full. Each figure is of ten generations.
+//! A process of [`PAGES`] pages is dumped generation after generation; each changes so many pages, chosen at random,
+//! and refers to its parent for the rest, as CRIU does with the kernel's dirty bits. The last two checkpoints are
+//! kept, and the region is cleaned when it is half full. Each figure is of ten generations.
 //!
 //! `cargo bench -p permafrost-benches --bench maps [GENERATIONS]`
 

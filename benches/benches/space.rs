@@ -1,9 +1,9 @@
 //! Space and writes over many generations of random changes: how much a region holds for what is live, and how much is
 //! written for what was changed.
 //!
-//! A process of [`PAGES`] pages is dumped generation after generation; each changes so many pages, chosen at random. The
-//! last [`KEPT`] checkpoints are kept. With cleaning, the region is cleaned as the daemon does it: when it is half full.
-//! What of it is maps is shown apart; more of maps alone: `maps.rs`.
+//! A process of [`PAGES`] pages is dumped generation after generation; each changes so many pages, chosen at random.
+//! The last [`KEPT`] checkpoints are kept. With cleaning, the region is cleaned as the daemon does it: when it is
+//! half full. What of it is maps is shown apart; more of maps alone: `maps.rs`.
 //!
 //! `cargo bench -p permafrost-benches --bench space [GENERATIONS]`
 

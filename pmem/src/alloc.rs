@@ -5,8 +5,8 @@
 //! ones; a slot is free when nothing in it is held and no reader may have borrowed from it.
 //!
 //! The pages behind the last one of a sealed checkpoint are a *tail*, in which the next shadow begins: so a small
-//! checkpoint does not take a whole segment. A tail has one writer at a time, and begins behind everything that was sealed
-//! in its segment while the region was open.
+//! checkpoint does not take a whole segment. A tail has one writer at a time, and begins behind everything that was
+//! sealed in its segment while the region was open.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -357,8 +357,9 @@ impl Space {
         }
     }
 
-    /// Zeroes the first bytes of a free segment's header, which tells it from one that a damaged root may name. Under the
-    /// allocator's lock: no shadow has taken the segment yet. Nothing depends on it: not flushed, errors are ignored.
+    /// Zeroes the first bytes of a free segment's header, which tells it from one that a damaged root may name. Under
+    /// the allocator's lock: no shadow has taken the segment yet. Nothing depends on it: not flushed, errors are
+    /// ignored.
     fn blank(&self, segment: SegmentNo) {
         let position = self.table.position(segment);
         if let (Some(position), None) = (position, self.failure.get()) {
@@ -390,8 +391,8 @@ impl Space {
         None
     }
 
-    /// Occupies a free slot of a medium without a lost page; `spare` slots are left. A slot with a lost page stays occupied
-    /// and unused: bytes that are written to a lost page are not stored.
+    /// Occupies a free slot of a medium without a lost page; `spare` slots are left. A slot with a lost page stays
+    /// occupied and unused: bytes that are written to a lost page are not stored.
     fn take_slot(&self, allocator: &mut Allocator, medium: usize, spare: u32) -> Option<SlotNo> {
         while allocator.count(medium).free > spare {
             let slot = allocator.take_slot(medium)?;
@@ -681,7 +682,8 @@ impl Holdings {
         }
     }
 
-    /// Holds all segments that a checkpoint holds, but not those without a live page: nothing in them can be referred to.
+    /// Holds all segments that a checkpoint holds, but not those without a live page: nothing in them can be referred
+    /// to.
     pub(crate) fn inherit(&mut self, lease: &Arc<Lease>) {
         if self
             .inherited

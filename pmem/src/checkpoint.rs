@@ -158,8 +158,8 @@ impl StoredCheckpoint {
         self.sealed.attrs()
     }
 
-    /// Returns the id of this copy: another checkpoint sealed under the same id has another one. Valid while the region is
-    /// open.
+    /// Returns the id of this copy: another checkpoint sealed under the same id has another one. Valid while the
+    /// region is open.
     #[must_use]
     pub fn copy_id(&self) -> CopyId {
         CopyId(self.sealed.order)

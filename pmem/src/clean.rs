@@ -8,14 +8,14 @@
 //! slot 12 │hhh│▒│▒│▒│▒│▒│ │ │     segments 3, 9 and 4, packed behind their headers; slots 3, 9 and 4 are free
 //! ```
 //!
-//! Maps name pages by segment and place, and a packed segment's header says which places it stores. So no map, no root and
-//! no checkpoint changes: the price of moving a segment is its live pages and an entry of the segment table, however many
-//! checkpoints share it.
+//! Maps name pages by segment and place, and a packed segment's header says which places it stores. So no map, no
+//! root and no checkpoint changes: the price of moving a segment is its live pages and an entry of the segment table,
+//! however many checkpoints share it.
 //!
-//! A page is live if a listed checkpoint refers to it. A [`Survey`] finds the live pages, holds their segments, so that
-//! none of them is reused while it counts, and takes away the tails of those that are to be moved, so that none of these
-//! is appended to. From then on their live pages only become fewer: a shadow that refers to a page has found it through a
-//! checkpoint.
+//! A page is live if a listed checkpoint refers to it. A [`Survey`] finds the live pages, holds their segments, so
+//! that none of them is reused while it counts, and takes away the tails of those that are to be moved, so that none
+//! of these is appended to. From then on their live pages only become fewer: a shadow that refers to a page has found
+//! it through a checkpoint.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -39,8 +39,8 @@ use crate::{PAGE_BYTES, PAGE_SIZE};
 use permafrost_medium::convert::{to_u64, to_usize};
 use permafrost_medium::{Flushed, MAX_MEDIA, Medium};
 
-/// Largest share of a slot, in quarters, that its live pages and their headers may fill for the slot to be cleaned: what
-/// fuller ones would give is not worth the writes.
+/// Largest share of a slot, in quarters, that its live pages and their headers may fill for the slot to be cleaned:
+/// what fuller ones would give is not worth the writes.
 const SPARSE_QUARTERS: u64 = 3;
 
 /// Live pages of a region, and the slots that are worth cleaning. Holds all segments that were in use when it was made,
@@ -127,8 +127,8 @@ impl Survey {
         self.live_bytes
     }
 
-    /// Bytes of segments whose live pages are not known: dumps under way, readers of removed checkpoints or damaged maps
-    /// refer to them. They are not cleaned.
+    /// Bytes of segments whose live pages are not known: dumps under way, readers of removed checkpoints or damaged
+    /// maps refer to them. They are not cleaned.
     #[must_use]
     pub fn unknown_bytes(&self) -> u64 {
         self.unknown_bytes
@@ -148,8 +148,8 @@ impl Survey {
 }
 
 impl Region {
-    /// Finds the live pages of all checkpoints. `roots` returns the map roots that a checkpoint's manifest names, `None` if
-    /// it cannot be read. Reads all maps, what they share once.
+    /// Finds the live pages of all checkpoints. `roots` returns the map roots that a checkpoint's manifest names,
+    /// `None` if it cannot be read. Reads all maps, what they share once.
     pub fn survey(&self, roots: &dyn Fn(&Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>>) -> Survey {
         let space = self.space();
         let (mut live, mut leases) = (HashMap::new(), Vec::new());

@@ -1,7 +1,7 @@
 //! Draining: all segments of a medium are moved to others.
 //!
-//! A segment is moved as cleaning moves it, by one entry of the segment table; but as it is, with its dead pages and with
-//! damaged ones, so no map has to be read, and a medium is emptied however damaged its checkpoints are.
+//! A segment is moved as cleaning moves it, by one entry of the segment table; but as it is, with its dead pages and
+//! with damaged ones, so no map has to be read, and a medium is emptied however damaged its checkpoints are.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -90,8 +90,8 @@ fn movable(space: &Space, medium: usize) -> BTreeMap<SlotNo, Vec<SegmentNo>> {
     slots
 }
 
-/// Returns the media that segments of a tier are moved to: those as fast or slower first, so that draining a slow medium
-/// does not fill a fast one.
+/// Returns the media that segments of a tier are moved to: those as fast or slower first, so that draining a slow
+/// medium does not fill a fast one.
 fn targets(superblock: &SuperblockState, space: &Space, from: &TierName) -> Vec<usize> {
     let order = space.allocator().order().to_vec();
     let is_slower = |number: &usize| {
@@ -145,8 +145,8 @@ fn move_slot(
     Ok(true)
 }
 
-/// Holds the segments that are still held and in a slot, if no dump is writing to one of them: from here on they stay as
-/// they are.
+/// Holds the segments that are still held and in a slot, if no dump is writing to one of them: from here on they stay
+/// as they are.
 fn hold_all(
     space: &Arc<Space>,
     slot: SlotNo,

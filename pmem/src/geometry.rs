@@ -142,12 +142,12 @@ impl Geometry {
         in_front || behind
     }
 
-    /// Returns the geometry of the region on a medium of `medium_bytes`, which has grown; `other_slots` are those of other
-    /// media.
+    /// Returns the geometry of the region on a medium of `medium_bytes`, which has grown; `other_slots` are those of
+    /// other media.
     ///
-    /// The new segment table is behind the slots, and overlaps no part of the region as it is: so the old one counts until
-    /// a superblock names the new one. It is as large as a table for all slots should be. The next growth puts slots in
-    /// its place.
+    /// The new segment table is behind the slots, and overlaps no part of the region as it is: so the old one counts
+    /// until a superblock names the new one. It is as large as a table for all slots should be. The next growth puts
+    /// slots in its place.
     pub(crate) fn grown(&self, medium_bytes: u64, other_slots: u32) -> Result<Self, GrowError> {
         let slot_bytes = u64::from(self.segment_bytes);
         let needed =

@@ -1,10 +1,10 @@
 //! Journal of a region: one record makes a checkpoint exist, or no longer.
 //!
-//! The journal has two halves, and two copies of each, at a distance: no one damaged sector has both copies of a record.
-//! Records are appended to the active half, one at a time, each durable before the next is begun: so a crash tears at
-//! most the last. When the active half is nearly full, the live state is written to the other half ([`compaction`]), and
-//! a header record there makes that half active. Epochs are never used twice, not even by a compaction that a crash cut
-//! short, so records that are left over in a half never count.
+//! The journal has two halves, and two copies of each, at a distance: no one damaged sector has both copies of a
+//! record. Records are appended to the active half, one at a time, each durable before the next is begun: so a crash
+//! tears at most the last. When the active half is nearly full, the live state is written to the other half
+//! ([`compaction`]), and a header record there makes that half active. Epochs are never used twice, not even by a
+//! compaction that a crash cut short, so records that are left over in a half never count.
 
 use std::collections::HashMap;
 use std::io;
@@ -37,7 +37,8 @@ pub(crate) struct Live {
     pub(crate) attrs: u32,
     /// Ascends with every seal.
     pub(crate) order: u64,
-    /// Place of its record in each half; counts for the active half, and behind the cursor of a compaction for the other.
+    /// Place of its record in each half; counts for the active half, and behind the cursor of a compaction for the
+    /// other.
     slots: [u32; 2],
 }
 
@@ -71,8 +72,8 @@ pub(crate) struct Prepared {
 enum Place {
     /// The next slot of the active half.
     Append,
-    /// The other half, whose header commits. The compacted records are written and flushed; the change is among them, or
-    /// still to be written behind them. The place behind it is `next`.
+    /// The other half, whose header commits. The compacted records are written and flushed; the change is among them,
+    /// or still to be written behind them. The place behind it is `next`.
     Flip {
         epoch: u32,
         next: u32,
@@ -103,8 +104,8 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Writes and flushes the journal of a new region: an empty first half, and a second half without a header.
-    /// Zeroes both: records of an earlier region with this uuid would count. Of the header only the first copy is written,
-    /// so that a format cut short leaves a known range that is not blank.
+    /// Zeroes both: records of an earlier region with this uuid would count. Of the header only the first copy is
+    /// written, so that a format cut short leaves a known range that is not blank.
     pub(crate) fn format(
         medium: &dyn Medium,
         geometry: &Geometry,

@@ -13,8 +13,8 @@
 //!
 //! A [`Medium`] is memory that can be read, written, flushed and fenced. A [`Region`] is a formatted medium: two
 //! superblocks, a journal, segments. All writes of a session go through a [`Shadow`] into segments that nothing
-//! refers to; a crash or a dropped shadow leaves them free. [`Shadow::seal`] makes them a [`StoredCheckpoint`], once and
-//! for all, with one journal record. `docs/format.md` describes every byte.
+//! refers to; a crash or a dropped shadow leaves them free. [`Shadow::seal`] makes them a [`StoredCheckpoint`], once
+//! and for all, with one journal record. `docs/format.md` describes every byte.
 //!
 //! This crate uses no network and no async runtime, does not depend on CRIU's formats, and is the only one of the
 //! project with `unsafe` code, besides `permafrost-medium` below it.

@@ -1,8 +1,8 @@
 //! Media of an open region: listed, added, grown and removed while it is in use.
 //!
-//! The superblocks list the media, and a change of the list, or of the size of the first medium, is one superblock: before
-//! it is durable nothing of the change counts, and what it refers to was made durable before. Nothing relies on the
-//! change before the other superblock has it too, as damage of one must not bring the state before back.
+//! The superblocks list the media, and a change of the list, or of the size of the first medium, is one superblock:
+//! before it is durable nothing of the change counts, and what it refers to was made durable before. Nothing relies
+//! on the change before the other superblock has it too, as damage of one must not bring the state before back.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -190,8 +190,8 @@ impl Region {
                 next.members = next.members.without(number);
             })?;
             forget(space, number);
-            // SAFETY: a reader that has lent bytes of the medium keeps the slots that they are in, and no slot is in use.
-            // None is taken any more: the medium is being drained.
+            // SAFETY: a reader that has lent bytes of the medium keeps the slots that they are in, and no slot is in
+            // use. None is taken any more: the medium is being drained.
             unsafe { space.medium.remove(number) };
             // What follows only lets the file be added elsewhere: the list has it no longer.
             let segment_bytes = space.geometry.segment_bytes;
@@ -200,8 +200,8 @@ impl Region {
         })
     }
 
-    /// Removes a medium that is not there, with all that is on it: its pages count as damaged for good, and are healed from
-    /// other copies where there are some.
+    /// Removes a medium that is not there, with all that is on it: its pages count as damaged for good, and are
+    /// healed from other copies where there are some.
     ///
     /// # Errors
     /// [`MediaError`].

@@ -1,7 +1,7 @@
 //! References to checkpoints that exist, and the slots that are kept for them.
 //!
-//! A reference lends pages from the slots that its segments are in. When a segment is moved, the references that exist may
-//! have lent from the slot that it leaves, so they keep that slot until they are dropped.
+//! A reference lends pages from the slots that its segments are in. When a segment is moved, the references that
+//! exist may have lent from the slot that it leaves, so they keep that slot until they are dropped.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -65,8 +65,8 @@ impl Drop for Reader {
 }
 
 impl Readers {
-    /// Keeps the slots that segments have left for all references whose checkpoints hold those segments. To be called after
-    /// the table names the new places: references made since never see the old ones.
+    /// Keeps the slots that segments have left for all references whose checkpoints hold those segments. To be called
+    /// after the table names the new places: references made since never see the old ones.
     pub(crate) fn keep(&self, left: &[(SegmentNo, Arc<SlotHold>)]) {
         let registered = self.registered();
         // Dropped after the lock, as the last one gives slots back.

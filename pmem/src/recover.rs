@@ -328,8 +328,8 @@ impl Roots {
     }
 }
 
-/// Offers the tails of segments. A root is written last, so a segment ends behind the last root in it: if all its holders
-/// have their roots there. Another one may refer to pages behind it, which a removed checkpoint wrote.
+/// Offers the tails of segments. A root is written last, so a segment ends behind the last root in it: if all its
+/// holders have their roots there. Another one may refer to pages behind it, which a removed checkpoint wrote.
 fn offer_tails(space: &Space, live: &HashMap<CheckpointId, Live>) {
     let mut ends: HashMap<SegmentNo, (u32, u32)> = HashMap::new();
     for live in live.values() {
@@ -346,10 +346,11 @@ fn offer_tails(space: &Space, live: &HashMap<CheckpointId, Live>) {
     }
 }
 
-/// Takes hold of the free segments that a damaged root may name. The header of a segment that becomes free is blanked, so
-/// these are the ones whose header is not: the damaged checkpoint's own, those of dumps that a crash cut short, and those
-/// whose blanking a crash undid. And of the `own` ones that damaged roots are in, as other checkpoints that hold them may be
-/// removed. While a medium is not there the roots on it are not lost, so all segments are kept that they may share.
+/// Takes hold of the free segments that a damaged root may name. The header of a segment that becomes free is
+/// blanked, so these are the ones whose header is not: the damaged checkpoint's own, those of dumps that a crash cut
+/// short, and those whose blanking a crash undid. And of the `own` ones that damaged roots are in, as other
+/// checkpoints that hold them may be removed. While a medium is not there the roots on it are not lost, so all
+/// segments are kept that they may share.
 fn withhold(space: &Arc<Space>, own: &HashSet<SegmentNo>, held_too: bool) -> Lease {
     let all = (0..space.table.len()).map(SegmentNo);
     let free = |segment: &SegmentNo| space.allocator().is_free(*segment);
@@ -383,8 +384,8 @@ fn repair_headers(space: &Space, found: &SuperblockState, joined: &Joined) {
     }
 }
 
-/// Writes the changes of recovery: 1. repaired records and pages, 2. remnants, 3. entries of the segment table, 4. after damage the
-/// compacted journal, 5. the superblock.
+/// Writes the changes of recovery: 1. repaired records and pages, 2. remnants, 3. entries of the segment table, 4.
+/// after damage the compacted journal, 5. the superblock.
 fn mark_open(
     space: &Space,
     replayed: &mut Replayed,

@@ -265,8 +265,8 @@ impl Region {
         self.in_order(StoredCheckpoint::of)
     }
 
-    /// Returns what is known of all checkpoints without reading anything, in the order of their seals. Takes no references
-    /// to them: much cheaper than [`Region::checkpoints`].
+    /// Returns what is known of all checkpoints without reading anything, in the order of their seals. Takes no
+    /// references to them: much cheaper than [`Region::checkpoints`].
     #[must_use]
     pub fn listed(&self) -> Vec<RegionEntry> {
         self.in_order(RegionEntry::of)

@@ -119,8 +119,8 @@ fn count(extents: usize) -> U32 {
     U32::new(u32::try_from(extents).unwrap_or(u32::MAX))
 }
 
-/// Reads and verifies a root. The second copies of its pages are read, too, if `both`, and otherwise only where the first
-/// are damaged.
+/// Reads and verifies a root. The second copies of its pages are read, too, if `both`, and otherwise only where the
+/// first are damaged.
 pub(crate) fn load(
     space: &Arc<Space>,
     id: CheckpointId,

@@ -32,7 +32,8 @@ pub(crate) struct SegmentWriter {
     flushed: Flushed,
 }
 
-/// A page of map nodes that has room for more. Its place is taken, and blank; it is written before its segment's header.
+/// A page of map nodes that has room for more. Its place is taken, and blank; it is written before its segment's
+/// header.
 struct NodePage {
     location: PageNo,
     /// Its place in the open segment.
@@ -224,8 +225,8 @@ impl SegmentWriter {
         self.space.fence(&mut self.flushed)
     }
 
-    /// Takes a segment; its entry in the segment table is flushed, if it needs one. Only the first may be the tail of one:
-    /// the runs of a large dump are to be long.
+    /// Takes a segment; its entry in the segment table is flushed, if it needs one. Only the first may be the tail of
+    /// one: the runs of a large dump are to be long.
     fn allocate(&mut self) -> Result<Allocated, ShadowError> {
         let taken = if std::mem::replace(&mut self.has_begun, true) {
             self.holdings.allocate()?
@@ -316,15 +317,16 @@ impl OpenSegment {
         Ok(())
     }
 
-    /// Writes and flushes the checksums of a tail's pages, and no other byte of the header: those before belong to sealed
-    /// pages. Where one of these shares a chunk of eight bytes with the first new one, a crash leaves the chunk with the old
-    /// or the new second half, and the same first half.
+    /// Writes and flushes the checksums of a tail's pages, and no other byte of the header: those before belong to
+    /// sealed pages. Where one of these shares a chunk of eight bytes with the first new one, a crash leaves the
+    /// chunk with the old or the new second half, and the same first half.
     fn write_crcs(&self, space: &Space, flushed: &mut Flushed) -> io::Result<()> {
         let entries = to_usize(u64::from(self.flushed))..to_usize(u64::from(self.next));
         let bytes = self.header.crcs[entries].as_bytes();
         let table = offset_of!(SegmentHeader, crcs) + to_usize(u64::from(self.flushed)) * CRC_BYTES;
         let at = self.segment.header_at + to_u64(table);
-        // SAFETY: the entries of pages behind everything that is sealed in this segment, whose tail this shadow alone has.
+        // SAFETY: the entries of pages behind everything that is sealed in this segment, whose tail this shadow alone
+        // has.
         unsafe { space.medium.write(at, bytes)? };
         space.medium.flush(at, to_u64(bytes.len()), flushed)
     }

@@ -220,8 +220,8 @@ impl Shadow {
         self.out.holdings().inherit(from.lease());
     }
 
-    /// Bytes of pages written so far: data, maps, blobs. The region may have up to a segment less: the next shadow begins
-    /// in what is left of the last one.
+    /// Bytes of pages written so far: data, maps, blobs. The region may have up to a segment less: the next shadow
+    /// begins in what is left of the last one.
     #[must_use]
     pub fn added_bytes(&self) -> u64 {
         self.out.pages_written() * PAGE_BYTES
@@ -268,8 +268,9 @@ impl Shadow {
             w.stats.parent_damaged += 1;
             return Ok(false);
         };
-        // SAFETY: the cursor's checkpoint holds the page's segment (the cursor has checked it) and lives as long as the cursor; sealed segments are not written to, and a segment that is moved stays
-        // where it was, too, while the checkpoint lives.
+        // SAFETY: the cursor's checkpoint holds the page's segment (the cursor has checked it) and lives as long as
+        // the cursor; sealed segments are not written to, and a segment that is moved stays where it was, too, while
+        // the checkpoint lives.
         let Ok(old) = (unsafe { self.out.space().medium.bytes(at, PAGE_SIZE) }) else {
             w.stats.parent_damaged += 1;
             return Ok(false);

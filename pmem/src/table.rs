@@ -149,8 +149,8 @@ impl SegmentTable {
         Ok((table, Repairs(repairs)))
     }
 
-    /// Makes both copies of entries equal that a crash or damage left different. A segment whose position is unknown and
-    /// that nothing holds is at home from then on: the next one to take it writes it anew.
+    /// Makes both copies of entries equal that a crash or damage left different. A segment whose position is unknown
+    /// and that nothing holds is at home from then on: the next one to take it writes it anew.
     pub(crate) fn repair(
         &self,
         medium: &dyn Medium,
@@ -290,14 +290,14 @@ impl SegmentTable {
         copy: u64,
         flushed: &mut Flushed,
     ) -> io::Result<()> {
-        // What is written after the table has moved goes to its new place; what was written before is in the new one, as
-        // it is written from DRAM.
+        // What is written after the table has moved goes to its new place; what was written before is in the new one,
+        // as it is written from DRAM.
         let place = self.place.read();
         let before = u64::from(segment.0) * to_u64(TABLE_ENTRY_BYTES);
         let at = place.at + copy * place.copy_bytes + before;
         let raw = self.raw(segment);
-        // SAFETY: entries are read at open only, and no slice of the table is ever lent. Whoever holds the segment as the
-        // only one, or moves it under the lock for moves, is the only one to write its entry.
+        // SAFETY: entries are read at open only, and no slice of the table is ever lent. Whoever holds the segment as
+        // the only one, or moves it under the lock for moves, is the only one to write its entry.
         unsafe { medium.write(at, &raw.to_le_bytes())? };
         medium.flush(at, to_u64(TABLE_ENTRY_BYTES), flushed)
     }

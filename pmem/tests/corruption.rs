@@ -408,7 +408,8 @@ fn a_flipped_bit_in_segment_headers_or_maps_is_never_wrong_data() {
         }
     }
     assert!(headers >= 3, "{headers}");
-    // The second map shares no leaf with the first, as each has a page that changed. Both have a node above their leaves.
+    // The second map shares no leaf with the first, as each has a page that changed. Both have a node above their
+    // leaves.
     for root in &roots {
         let root = root.to_bytes();
         let page = u64::from_le_bytes(root[..8].try_into().unwrap()) as usize * PAGE_SIZE;

@@ -1,5 +1,5 @@
-//! Regions with very many checkpoints: the work of a seal does not depend on their number, that of an open is a page for
-//! each.
+//! Regions with very many checkpoints: the work of a seal does not depend on their number, that of an open is a page
+//! for each.
 
 #![allow(missing_docs, clippy::cast_possible_truncation, unsafe_code)]
 

@@ -86,8 +86,8 @@ impl Random {
     }
 }
 
-/// Appends the content from the parent on: holes, pages that may be equal, zeros, gaps. Returns the new content, and what
-/// a copy is sent: the pieces with the pages of those that were stored.
+/// Appends the content from the parent on: holes, pages that may be equal, zeros, gaps. Returns the new content, and
+/// what a copy is sent: the pieces with the pages of those that were stored.
 fn delta(
     random: &mut Random,
     shadow: &mut Shadow,

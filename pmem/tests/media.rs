@@ -84,7 +84,8 @@ fn page(salt: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Seals a checkpoint of `pages` pages, of which those of the parent are shared whose number is not a multiple of `step`.
+/// Seals a checkpoint of `pages` pages, of which those of the parent are shared whose number is not a multiple of
+/// `step`.
 fn seal(
     region: &Arc<Region>,
     id: u128,
@@ -112,7 +113,8 @@ fn root(checkpoint: &Arc<StoredCheckpoint>) -> MapRoot {
     MapRoot::try_from(&*checkpoint.manifest().unwrap()).unwrap()
 }
 
-/// Compares a checkpoint with what `seal` wrote: pages whose number is a multiple of `step` are its own, others `parent`'s.
+/// Compares a checkpoint with what `seal` wrote: pages whose number is a multiple of `step` are its own, others
+/// `parent`'s.
 fn assert_content(region: &Region, id: u128, pages: u64, parent: u128, step: u64) {
     let checkpoint = region.checkpoint(CheckpointId::new(id)).unwrap();
     let map = checkpoint.map(&root(&checkpoint));

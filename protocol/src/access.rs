@@ -235,8 +235,8 @@ impl Access {
     }
 }
 
-/// Returns the access that applying the rules of retention needs: of a job or a namespace that of removing there. Of all
-/// namespaces it is what every node does by itself, and left to operators.
+/// Returns the access that applying the rules of retention needs: of a job or a namespace that of removing there. Of
+/// all namespaces it is what every node does by itself, and left to operators.
 fn pruned(prune: &local::Prune) -> Result<Access, RequestError> {
     let concerned = match (prune.job.as_str(), prune.namespace.as_str()) {
         ("", "") => None,

@@ -30,8 +30,8 @@ pub struct Config {
     /// Refuse to start on anything but a DAX mapping with MAP_SYNC. Default off: a plain file will do, and
     /// `permafrost status` says what it guarantees.
     pub require_dax: bool,
-    /// Start although checkpoints that were acknowledged are lost: the region is older than its catalog, or records of its
-    /// journal cannot be read. They are forgotten. Default off.
+    /// Start although checkpoints that were acknowledged are lost: the region is older than its catalog, or records
+    /// of its journal cannot be read. They are forgotten. Default off.
     pub accept_loss: bool,
     /// A slower device to be emulated on the region's medium, for benches: `permafrost status` says so. Default none.
     pub emulate: Option<Emulation>,
@@ -63,11 +63,11 @@ pub struct Config {
     pub quotas: Option<PathBuf>,
     /// Period within which everything that the region holds is read and verified. Default a week; `None`: never.
     pub scrub_period: Option<Duration>,
-    /// Period at which the region is examined for sparse segments, once it is half full and something was removed. Default
-    /// a minute; `None`: the region is cleaned on request only.
+    /// Period at which the region is examined for sparse segments, once it is half full and something was removed.
+    /// Default a minute; `None`: the region is cleaned on request only.
     pub clean_interval: Option<Duration>,
-    /// Period at which the rules of retention are applied to everything; to a job also after each of its dumps. Default 5
-    /// min; `None`: on request only.
+    /// Period at which the rules of retention are applied to everything; to a job also after each of its dumps.
+    /// Default 5 min; `None`: on request only.
     pub retention_interval: Option<Duration>,
     /// Concurrency limits of dumps and restores, and the rules for those that wait.
     pub queues: QueuesOptions,

@@ -1,4 +1,5 @@
-//! Certificates that are refused: the node's own list, and the cluster's, which reaches every node through the registry.
+//! Certificates that are refused: the node's own list, and the cluster's, which reaches every node through the
+//! registry.
 //!
 //! The registry only ever adds to a node's list, which is kept in its data directory: a thief of a node's key most
 //! likely has the node's access to etcd, too, and must not be able to take the denial back. So an operator takes it

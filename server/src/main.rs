@@ -58,9 +58,9 @@ struct Args {
     /// Refuse to start unless the region is mapped by DAX with MAP_SYNC.
     #[arg(long)]
     require_dax: bool,
-    /// Start, and take dumps, although acknowledged checkpoints are lost: the region is older than its catalog, or records
-    /// of its journal cannot be read. They are forgotten, and what they took up is free. Save what can be saved first:
-    /// `permafrostd region salvage`.
+    /// Start, and take dumps, although acknowledged checkpoints are lost: the region is older than its catalog, or
+    /// records of its journal cannot be read. They are forgotten, and what they took up is free. Save what can be
+    /// saved first: `permafrostd region salvage`.
     #[arg(long)]
     accept_loss: bool,
     /// Slow the region's medium down to another device, to see what dumps would take on it: hdd, ssd or nvm as in Li et
@@ -75,7 +75,8 @@ struct Args {
     /// reaches the port can store pages: keep it on loopback.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7117", value_parser = parse_listen)]
     listen: Listen,
-    /// A user id of this machine, beside root's and this process's own, that may store pages over the ports. Repeatable.
+    /// A user id of this machine, beside root's and this process's own, that may store pages over the ports.
+    /// Repeatable.
     #[arg(long = "listen-uid", value_name = "UID")]
     listen_uids: Vec<u32>,
     /// Most bytes of the region for dumps that have no name yet (`criu --page-server` by itself) [default: half of
@@ -110,8 +111,8 @@ struct Args {
     /// File of the tokens that callers of --listen-api may show, a line each as `permafrost token new` prints it.
     #[arg(long, value_name = "FILE", requires = "listen_api")]
     api_tokens: Option<PathBuf>,
-    /// File of the quotas of namespaces on this node (docs/security.md, "Quotas"); read again when it changes. It must belong
-    /// to this user or root, and others must not be able to read it.
+    /// File of the quotas of namespaces on this node (docs/security.md, "Quotas"); read again when it changes. It
+    /// must belong to this user or root, and others must not be able to read it.
     #[arg(long, value_name = "FILE")]
     quotas: Option<PathBuf>,
     /// Requests each second that one caller of --listen-api may make; twice as many at once.
@@ -120,12 +121,12 @@ struct Args {
     /// Period within which everything that the region holds is read and verified once, or `off`.
     #[arg(long, value_name = "TIME", default_value = "7d", value_parser = parse_period)]
     scrub_period: Period,
-    /// Period at which a region that is half full is cleaned of the space that removed checkpoints have left between others,
-    /// or `off`: then only `permafrost gc` does it.
+    /// Period at which a region that is half full is cleaned of the space that removed checkpoints have left between
+    /// others, or `off`: then only `permafrost gc` does it.
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = parse_period)]
     clean_interval: Period,
-    /// Period at which the rules of retention (`permafrost retention`) are applied to everything; to a job also after each of
-    /// its dumps. `off`: only `permafrost prune` does it.
+    /// Period at which the rules of retention (`permafrost retention`) are applied to everything; to a job also after
+    /// each of its dumps. `off`: only `permafrost prune` does it.
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_period)]
     retention_interval: Period,
     /// Dumps that run at once: a number, or `auto` for as many as increase the total throughput. Further dumps wait
@@ -235,8 +236,8 @@ struct ClusterArgs {
     /// reserved: ours to keep. transient: may be taken away at any time, so copies here count for nothing.
     #[arg(long, requires = "catalog", value_name = "CLASS", default_value = "reserved", value_parser = parse_word::<NodeClass>)]
     class: NodeClass,
-    /// Count copies here towards quorum and all although the region is on a medium that does not outlast a power failure
-    /// (tmpfs, ramfs).
+    /// Count copies here towards quorum and all although the region is on a medium that does not outlast a power
+    /// failure (tmpfs, ramfs).
     #[arg(long, requires = "catalog")]
     count_volatile_copies: bool,
     /// Failure domain of this node: HOST, RACK/HOST or ZONE/RACK/HOST [default: a domain of its own].

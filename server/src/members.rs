@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use permafrost_agent::host::arguments::in_full;
 use permafrost_pmem::{FoundMember, OpenOptions, RegionMember, member_uuid, open_medium};
 
-/// Opens the file of a medium: where it was, or one of `others` with its name inside. A file that is not there is not made.
+/// Opens the file of a medium: where it was, or one of `others` with its name inside. A file that is not there is not
+/// made.
 pub(crate) fn find(
     member: &RegionMember,
     others: &[PathBuf],

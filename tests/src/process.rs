@@ -63,7 +63,8 @@ fn state(directory: &Path) -> Option<char> {
     stat.rsplit(')').next()?.trim_start().chars().next()
 }
 
-/// Stops a process and waits until each of its threads stands: on a busy machine they run on for a while after the signal.
+/// Stops a process and waits until each of its threads stands: on a busy machine they run on for a while after the
+/// signal.
 ///
 /// # Errors
 /// There is no such process, or a thread runs on for a minute.

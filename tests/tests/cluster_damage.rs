@@ -177,8 +177,8 @@ fn a_node_whose_medium_fails_takes_itself_out(cluster: &Cluster) {
     assert!(said.contains("hint"), "{said}");
 }
 
-/// Stops a node, flips a bit in each map of the job's memory in its region, and starts it again. Pages are healed in their
-/// places; a map is the copy's own, so a fresh copy has to take its place, for which there must be room.
+/// Stops a node, flips a bit in each map of the job's memory in its region, and starts it again. Pages are healed in
+/// their places; a map is the copy's own, so a fresh copy has to take its place, for which there must be room.
 fn damage_the_map(cluster: &mut Cluster, node: usize) {
     cluster.stop(node).unwrap();
     let path = cluster.region(node);

@@ -1,5 +1,5 @@
-//! README's command blocks, pasted one after another into a shell of a machine of their own: its processes, its network,
-//! and what it keeps under /var/lib and /run.
+//! README's command blocks, pasted one after another into a shell of a machine of their own: its processes, its
+//! network, and what it keeps under /var/lib and /run.
 
 use std::fs;
 use std::io::Write as _;

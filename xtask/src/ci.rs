@@ -159,8 +159,8 @@ pub(crate) fn cargo_command() -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.current_dir(paths::workspace());
-    // What `cargo run` tells this program of itself: build scripts that watch it, as ring's does, would have half of the
-    // dependencies built anew after each build by hand, and again before the next.
+    // What `cargo run` tells this program of itself: build scripts that watch it, as ring's does, would have half of
+    // the dependencies built anew after each build by hand, and again before the next.
     for (name, _) in std::env::vars_os() {
         if is_of_this_program(&name.to_string_lossy()) {
             command.env_remove(name);

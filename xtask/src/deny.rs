@@ -1,9 +1,9 @@
 //! Licenses, bans and sources of dependencies, as `cargo deny check licenses bans sources` checks them by `deny.toml`.
 //!
-//! cargo-deny itself is a program of several hundred crates, which would take CI minutes of processor time to build, and its
-//! advisories come from a git repository. What needs neither is checked here: everything that `cargo metadata` lists for the
-//! platform that is built, against the fields of `deny.toml` named below. A field that is not known here is refused, so that
-//! no rule is written that nobody checks.
+//! cargo-deny itself is a program of several hundred crates, which would take CI minutes of processor time to build,
+//! and its advisories come from a git repository. What needs neither is checked here: everything that `cargo
+//! metadata` lists for the platform that is built, against the fields of `deny.toml` named below. A field that is not
+//! known here is refused, so that no rule is written that nobody checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 

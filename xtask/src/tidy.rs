@@ -122,8 +122,8 @@ impl Crates {
         packages.iter().map(one).collect::<Option<_>>().map(Self)
     }
 
-    /// Returns the lines of the drawing that are not as the crates are, and the other way round. Each crate may use only those
-    /// that are drawn below it.
+    /// Returns the lines of the drawing that are not as the crates are, and the other way round. Each crate may use
+    /// only those that are drawn below it.
     fn differences(&self, architecture: &str) -> Result<Vec<String>> {
         let (_, drawing) = architecture
             .split_once(DRAWING)

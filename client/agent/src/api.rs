@@ -1,6 +1,7 @@
 //! The nodes' HTTP API on a socket of the agent's host: the agent passes bytes on unchanged.
 //!
-//! Every connection to the socket is a stream to a node, which sees the agent's certificate and answers what that allows.
+//! Every connection to the socket is a stream to a node, which sees the agent's certificate and answers what that
+//! allows.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;

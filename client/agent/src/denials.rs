@@ -1,8 +1,9 @@
 //! The cluster's list of denied certificates: an agent asks its nodes for it, and refuses nodes that are on it.
 //!
-//! A node whose key was stolen may report anything, so each node is asked over a connection of its own, whose handshake goes
-//! by the agent's own files only: a report of one node keeps no other from being asked. A certificate that any node
-//! reports is refused. So two nodes that deny each other are both refused until the agent's own file denies one of them.
+//! A node whose key was stolen may report anything, so each node is asked over a connection of its own, whose
+//! handshake goes by the agent's own files only: a report of one node keeps no other from being asked. A certificate
+//! that any node reports is refused. So two nodes that deny each other are both refused until the agent's own file
+//! denies one of them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

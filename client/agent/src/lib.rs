@@ -63,8 +63,8 @@ pub struct AgentOptions {
     pub session_ttl: Duration,
     /// Limits of the transport.
     pub transport: peer::PeerOptions,
-    /// Interval at which one node after another is asked for the cluster's list of denied certificates. 5 s is usual: with
-    /// three nodes, a denial is known after 15 s at most.
+    /// Interval at which one node after another is asked for the cluster's list of denied certificates. 5 s is usual:
+    /// with three nodes, a denial is known after 15 s at most.
     pub denials_every: Duration,
 }
 

@@ -12,8 +12,9 @@
 
 use std::time::Duration;
 
-/// Time for the steps at the end of the limit, where the limit is long enough. A CRIU that is killed in the middle of its rollback
-/// can cost a task its life, and on a machine with more runnable processes than processors a rollback of milliseconds takes seconds.
+/// Time for the steps at the end of the limit, where the limit is long enough. A CRIU that is killed in the middle of
+/// its rollback can cost a task its life, and on a machine with more runnable processes than processors a rollback of
+/// milliseconds takes seconds.
 const LONGEST_MARGIN: Duration = Duration::from_secs(20);
 
 /// Time between two attempts to end a CRIU that does not end.
@@ -100,8 +101,8 @@ impl Steps {
         (elapsed >= self.next_at).then(|| self.advance(elapsed))
     }
 
-    /// Takes the next step because a user interrupts the dump. CRIU itself is ended at the limit only: in the middle of a rollback
-    /// that would cost tasks their lives.
+    /// Takes the next step because a user interrupts the dump. CRIU itself is ended at the limit only: in the middle
+    /// of a rollback that would cost tasks their lives.
     pub(super) fn interrupt(&mut self, elapsed: Duration) -> Option<Step> {
         match self.taken {
             None | Some(Step::RollBack) => Some(self.advance(elapsed)),

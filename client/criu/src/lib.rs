@@ -1,5 +1,5 @@
-//! CRIU: its process, options, log and statistics; its front ends (page server, streamer); its images directories; and the process
-//! trees that it freezes.
+//! CRIU: its process, options, log and statistics; its front ends (page server, streamer); its images directories;
+//! and the process trees that it freezes.
 
 #![forbid(unsafe_code)]
 

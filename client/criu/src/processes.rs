@@ -26,8 +26,8 @@ pub enum Kinship {
     None,
 }
 
-/// Images that CRIU writes for a process besides those of its threads and its memory: `mm`, `fs`, `ids`, `fdinfo`, `timens`
-/// and others, some of them only now and then.
+/// Images that CRIU writes for a process besides those of its threads and its memory: `mm`, `fs`, `ids`, `fdinfo`,
+/// `timens` and others, some of them only now and then.
 const IMAGES_PER_PROCESS: usize = 12;
 
 /// Images that CRIU writes for any tree, besides those of its processes.

@@ -8,8 +8,8 @@ use permafrost_protocol::{PAGE_BYTES, control};
 use crate::directory::PagesFile;
 use crate::frontend::Pipe;
 
-/// A checkpoint that can be read: one copy of it, or several of which one continues where another fails. Parts are named
-/// by their places in the manifest. Every byte is verified before it is passed on.
+/// A checkpoint that can be read: one copy of it, or several of which one continues where another fails. Parts are
+/// named by their places in the manifest. Every byte is verified before it is passed on.
 pub trait CheckpointSource {
     /// Type of the error when a part cannot be read.
     type Error;

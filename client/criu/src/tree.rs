@@ -10,8 +10,8 @@ use crate::origin::ProcessStat;
 /// Most processes that are recorded: their data travels with every listing of the checkpoint.
 const MAX_PROCESSES: usize = 1024;
 
-/// Returns the processes of a tree, given as [`tree`](crate::processes::tree) returns it, with programs, parents and mappings.
-/// Processes that have ended are left out.
+/// Returns the processes of a tree, given as [`tree`](crate::processes::tree) returns it, with programs, parents and
+/// mappings. Processes that have ended are left out.
 pub fn of(tree: &[u32]) -> Vec<DumpedProcess> {
     let root = tree.first();
     let inner: Vec<(u32, u32)> = tree

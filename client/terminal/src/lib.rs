@@ -1,5 +1,5 @@
-//! The shared parts of the subcommands of `permafrost`: the global options, failures and their exit codes, tables, progress,
-//! interrupts.
+//! The shared parts of the subcommands of `permafrost`: the global options, failures and their exit codes, tables,
+//! progress, interrupts.
 #![forbid(unsafe_code)]
 
 mod causes;

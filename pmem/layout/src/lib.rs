@@ -86,8 +86,8 @@ pub const MEMBER_ACTIVE: u8 = 1;
 /// State of a listed member: segments are moved away from it.
 pub const MEMBER_DRAINING: u8 = 2;
 
-/// Entry of the list of members: a medium beside the region's first. All zero if there is none with its number, which is
-/// one more than its place in the list.
+/// Entry of the list of members: a medium beside the region's first. All zero if there is none with its number, which
+/// is one more than its place in the list.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MemberEntry {
@@ -114,8 +114,8 @@ pub const HEADER_MEMBER: u32 = 1;
 /// State in a member's header: it was removed from the region, and nothing of the region is in it.
 pub const HEADER_REMOVED: u32 = 2;
 
-/// Header of a member, at its pages 0 and 1. The list in the superblocks is what counts; the header says that this is the
-/// medium that the list means.
+/// Header of a member, at its pages 0 and 1. The list in the superblocks is what counts; the header says that this is
+/// the medium that the list means.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MemberHeader {
@@ -270,8 +270,8 @@ pub struct RootPage {
     pub place: U32,
     /// Reserved field, always zero.
     pub reserved: [u8; 40],
-    /// Segments with pages of this checkpoint, ascending, its own and inherited ones: [`ExtentEntry`] each. Behind them in
-    /// the first root page the manifest, if it is short.
+    /// Segments with pages of this checkpoint, ascending, its own and inherited ones: [`ExtentEntry`] each. Behind
+    /// them in the first root page the manifest, if it is short.
     pub body: [u8; ROOT_BODY_BYTES],
 }
 

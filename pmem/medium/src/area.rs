@@ -29,8 +29,8 @@ pub(crate) struct Area {
     flags: i32,
 }
 
-// SAFETY: addresses and lengths; memory is accessed through `RawBytes` only, and unmapped by Drop, which has the value to
-// itself.
+// SAFETY: addresses and lengths; memory is accessed through `RawBytes` only, and unmapped by Drop, which has the
+// value to itself.
 unsafe impl Send for Area {}
 // SAFETY: as above.
 unsafe impl Sync for Area {}

@@ -1,7 +1,8 @@
 //! Compaction: the live state is written to the other half, and that half becomes the active one.
 //!
-//! It goes on step by step, while changes are appended to the active half, so that no seal waits for it. It goes through the
-//! records of the active half in their order, up to the last one, and carries over those that are in force:
+//! It goes on step by step, while changes are appended to the active half, so that no seal waits for it. It goes
+//! through the records of the active half in their order, up to the last one, and carries over those that are in
+//! force:
 //!
 //! ```text
 //! active half  │H│s│d│s│a│s│s│d│s│s│ …      s: seal, d: deletion, a: attributes
@@ -9,9 +10,9 @@
 //! other half   │ │s│s│ …                    no header: counts for nothing
 //! ```
 //!
-//! A checkpoint may be removed after its record was carried over. Then the record that removes it, which comes behind the
-//! cursor, is carried over as well. When the cursor has arrived at the end, the next change goes to the other half, with the
-//! header that makes it active.
+//! A checkpoint may be removed after its record was carried over. Then the record that removes it, which comes behind
+//! the cursor, is carried over as well. When the cursor has arrived at the end, the next change goes to the other
+//! half, with the header that makes it active.
 
 use std::collections::HashSet;
 
@@ -72,8 +73,8 @@ impl Journal {
         }
     }
 
-    /// Carries some records over. Gives the place of the next change if that is in the other half: all records are there,
-    /// and there is room for the change and `kept_free` more.
+    /// Carries some records over. Gives the place of the next change if that is in the other half: all records are
+    /// there, and there is room for the change and `kept_free` more.
     pub(super) fn step(
         &mut self,
         medium: &dyn Medium,
@@ -243,8 +244,8 @@ impl Journal {
         self.epoch = epoch;
         self.next = next;
         (self.compaction, self.compacts_at_once) = (None, false);
-        // So that damage to the new header is found, and never taken for the state before. If a crash undoes it, the old
-        // half's lower epoch still loses: no fence needed.
+        // So that damage to the new header is found, and never taken for the state before. If a crash undoes it, the
+        // old half's lower epoch still loses: no fence needed.
         for copy in 0..2 {
             let at = record_at(&self.geometry, copy, old, 0);
             // SAFETY: under the journal's lock; no slice of the journal is lent once the region is open.

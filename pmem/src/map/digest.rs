@@ -71,9 +71,9 @@ pub(super) fn of_zeros(span: u8, first_index: u64, flags: u16) -> [u8; 32] {
 }
 
 impl PageMap {
-    /// Computes the digest of the map's content anew, from all of its nodes, and compares it with those that they keep.
-    /// It does not depend on the storage of the pages (docs/format.md, "Content digest"). Reads the map, verified, but no
-    /// page: only a read of the pages compares them with their checksums.
+    /// Computes the digest of the map's content anew, from all of its nodes, and compares it with those that they
+    /// keep. It does not depend on the storage of the pages (docs/format.md, "Content digest"). Reads the map,
+    /// verified, but no page: only a read of the pages compares them with their checksums.
     ///
     /// # Errors
     /// [`PageError::MapCorrupt`].

@@ -1,10 +1,10 @@
 //! Page maps: the pages of an object and their locations.
 //!
-//! A map is a tree of small nodes, many to a page of the region. A node covers an aligned block of indices: a leaf eight
-//! pages, one of level n eight blocks of `8^n` pages. So the map of a checkpoint has the same blocks as its parent's, and
-//! refers to those nodes of the parent below which nothing changed. Every reference carries the CRC32 of its target, up to
-//! the [`MapRoot`] in the manifest, so stale, misplaced and damaged pages alike do not verify. An entry of a leaf refers
-//! straight to its page, in whichever checkpoint's segments it is.
+//! A map is a tree of small nodes, many to a page of the region. A node covers an aligned block of indices: a leaf
+//! eight pages, one of level n eight blocks of `8^n` pages. So the map of a checkpoint has the same blocks as its
+//! parent's, and refers to those nodes of the parent below which nothing changed. Every reference carries the CRC32
+//! of its target, up to the [`MapRoot`] in the manifest, so stale, misplaced and damaged pages alike do not verify.
+//! An entry of a leaf refers straight to its page, in whichever checkpoint's segments it is.
 
 mod cursor;
 mod digest;

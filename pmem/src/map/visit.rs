@@ -15,8 +15,8 @@ const REMEMBERED: u8 = 2;
 pub(crate) struct Visited(HashSet<(PageNo, u16)>);
 
 impl PageMap {
-    /// Calls `visit` for the page of each node of the map and for each stored page, but not for what is below a node that
-    /// was visited before. Reads the nodes, verified, and no other page.
+    /// Calls `visit` for the page of each node of the map and for each stored page, but not for what is below a node
+    /// that was visited before. Reads the nodes, verified, and no other page.
     pub(crate) fn visit(
         &self,
         visited: &mut Visited,

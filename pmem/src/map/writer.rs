@@ -267,8 +267,8 @@ impl MapWriter {
         self.insert(out, level + 1, &part)
     }
 
-    /// Ends a level's node. One with a single child is that child, one full of zeros is zeros: so neither is stored, and
-    /// a sparse map has no more than two nodes for each leaf.
+    /// Ends a level's node. One with a single child is that child, one full of zeros is zeros: so neither is stored,
+    /// and a sparse map has no more than two nodes for each leaf.
     fn end_node(&mut self, out: &mut SegmentWriter, level: u8) -> Result<Part, ShadowError> {
         let open = &mut self.open[usize::from(level)];
         let slots = std::mem::take(&mut open.slots);

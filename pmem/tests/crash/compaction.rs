@@ -166,7 +166,8 @@ fn every_flush_and_fence_of_a_compaction_is_needed() {
             *needed = *needed || is_caught(n, 10, under_way(), all);
         }
     }
-    // All but the flushes of the old header's two copies, and of the checksums of three roots, which the journal has, too.
+    // All but the flushes of the old header's two copies, and of the checksums of three roots, which the journal has,
+    // too.
     let not_needed = needed.iter().filter(|needed| !**needed).count();
     assert_eq!(not_needed, 2 + 3, "{needed:?}");
 }

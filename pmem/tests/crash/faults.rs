@@ -203,8 +203,8 @@ fn every_flush_and_fence_of_the_moved_pages_is_needed() {
     let mut whole = prepared_sparse();
     let first = points(&whole);
     assert_eq!(clean(&whole).unwrap().slots, MOVED);
-    // A flush for the pages of each, one for the headers, a fence; then for each copy of the table a flush an entry, and
-    // a fence.
+    // A flush for the pages of each, one for the headers, a fence; then for each copy of the table a flush an entry,
+    // and a fence.
     assert_eq!(points(&whole) - first, MOVED + 2 + 2 * (MOVED + 1));
     whole.states.clear();
     for n in first..first + MOVED + 2 {

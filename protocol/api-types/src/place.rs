@@ -101,8 +101,8 @@ pub struct PlacedOn<'a> {
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub node: Text<'a>,
-    /// Time until the copy would be there, seconds: queue, fixed time, and write or (on a node other than `local`) network,
-    /// whichever is slower, at the median.
+    /// Time until the copy would be there, seconds: queue, fixed time, and write or (on a node other than `local`)
+    /// network, whichever is slower, at the median.
     #[schema(minimum = 0)]
     pub arrives_in_s: f64,
     /// True if the copy counts towards durability.

@@ -1,8 +1,8 @@
 //! Bytes, rates, times and ratios that cannot be negative, NaN or infinite: those of requests, and those that the
 //! formulas of `scheduling` compute with.
 //!
-//! They are checked when they are made and when they are read from JSON, and every operation stays inside the type: sums
-//! stop at the largest value, a rate is never zero, so that a division by it cannot fail.
+//! They are checked when they are made and when they are read from JSON, and every operation stays inside the type:
+//! sums stop at the largest value, a rate is never zero, so that a division by it cannot fail.
 
 mod json;
 

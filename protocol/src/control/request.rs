@@ -304,8 +304,8 @@ pub struct Scrub {
     pub checkpoint: String,
 }
 
-/// Pack sparse parts of the region, so that the space that removed checkpoints have left in them becomes free. Progress,
-/// then [`super::GcReport`].
+/// Pack sparse parts of the region, so that the space that removed checkpoints have left in them becomes free.
+/// Progress, then [`super::GcReport`].
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Gc {
     /// True to measure only, and to move nothing.
@@ -351,8 +351,8 @@ pub struct Prune {
 /// [`super::RegionMedia`].
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Media {
-    /// Change to make: `ls` (none), `add`, `grow`, `drain`, `undrain`, `remove`, or `give-up` for the loss of one that is
-    /// missing.
+    /// Change to make: `ls` (none), `add`, `grow`, `drain`, `undrain`, `remove`, or `give-up` for the loss of one
+    /// that is missing.
     #[prost(string, tag = "1")]
     pub action: String,
     /// Medium to change: its number, its UUID, or the absolute path of its file. To add: the path.

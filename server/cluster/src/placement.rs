@@ -1,8 +1,9 @@
 //! Chooses the nodes for the copies of a dump. A pure function of what is known of the nodes.
 //!
-//! The rules and their order are those of [`permafrost_scheduling::place`], by which the API answers `POST /v1/place`:
-//! both name the same nodes in the same order. Only nodes are chosen that are alive, take copies and have room. Of a node
-//! that has not measured its speed the API can say no time, and leaves it out; here it comes last in its zone.
+//! The rules and their order are those of [`permafrost_scheduling::place`], by which the API answers `POST
+//! /v1/place`: both name the same nodes in the same order. Only nodes are chosen that are alive, take copies and have
+//! room. Of a node that has not measured its speed the API can say no time, and leaves it out; here it comes last in
+//! its zone.
 
 use std::time::Duration;
 

@@ -351,8 +351,8 @@ impl Inner {
             .map(drop)
     }
 
-    /// Changes the value of a key by compare and swap. `change` gets the present one, and returns the new one or, if there
-    /// is nothing to do, `None`. Returns the revision of the value.
+    /// Changes the value of a key by compare and swap. `change` gets the present one, and returns the new one or, if
+    /// there is nothing to do, `None`. Returns the revision of the value.
     async fn revise(
         &self,
         key: String,

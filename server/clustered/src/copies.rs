@@ -75,8 +75,8 @@ pub trait Replicate: Send + Sync {
 }
 
 /// The copies of one session. Methods block while copies are slower than the dump, so that no pages accumulate.
-/// Failures appear at [`DumpTap::close`], [`CopyStreams::prepare`] and [`CopyStreams::commit`] as too few copies: durability is
-/// waited for until the deadline. Dropping the value frees every copy that is not committed.
+/// Failures appear at [`DumpTap::close`], [`CopyStreams::prepare`] and [`CopyStreams::commit`] as too few copies:
+/// durability is waited for until the deadline. Dropping the value frees every copy that is not committed.
 pub trait CopyStreams: DumpTap {
     /// Ends the images; the whole has the digest `own` here. Waits as [`DumpTap::close`] does.
     ///

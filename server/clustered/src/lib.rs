@@ -94,8 +94,8 @@ impl ClusteredStore {
         Self::with_policies(local, services, suspects, keeper, Box::new(|_, _| {}))
     }
 
-    /// Creates the store as [`Self::new`] does, with policies of retention that are kept. `removed` is told each removal
-    /// by a rule. Policies that cannot be read are logged, and none until they are read again.
+    /// Creates the store as [`Self::new`] does, with policies of retention that are kept. `removed` is told each
+    /// removal by a rule. Policies that cannot be read are logged, and none until they are read again.
     #[must_use]
     pub fn with_policies(
         local: Arc<Store>,

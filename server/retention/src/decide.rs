@@ -152,9 +152,9 @@ fn newest_whole(of_job: &[&Generation]) -> Option<usize> {
 /// Decides about the generations of one namespace.
 ///
 /// For each job, in this order: what is pinned, the newest generation, the newest that can be restored and what is
-/// being read stays, whatever the rules say; and everything, if none can be restored. Of the others those stay that a rule keeps, or all if no rule says what
-/// to keep. Then, where the policy says `remove-oldest`, the oldest of the job go until its quota is kept, and the
-/// oldest of all jobs until the namespace's is. `incoming` counts in both.
+/// being read stays, whatever the rules say; and everything, if none can be restored. Of the others those stay that a
+/// rule keeps, or all if no rule says what to keep. Then, where the policy says `remove-oldest`, the oldest of the
+/// job go until its quota is kept, and the oldest of all jobs until the namespace's is. `incoming` counts in both.
 ///
 /// The order within a job is that of its generations: times are compared with `now_unix_ms` and between jobs only. A
 /// generation from the future has no age.

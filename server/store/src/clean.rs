@@ -88,8 +88,9 @@ impl Store {
         })
     }
 
-    /// Moves segments away from media that are drained; then cleans in the background, if the region fills up, something has changed since the last pass and it is worth it.
-    /// Yields to dumps. Ends early if `stopped` returns true. Returns true if it moved anything.
+    /// Moves segments away from media that are drained; then cleans in the background, if the region fills up,
+    /// something has changed since the last pass and it is worth it. Yields to dumps. Ends early if `stopped` returns
+    /// true. Returns true if it moved anything.
     ///
     /// # Errors
     /// Those of [`Store::gc`].

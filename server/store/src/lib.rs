@@ -367,7 +367,8 @@ impl Store {
         self.parking.kept_for(id)
     }
 
-    /// Returns true if a dump or a copy of one is being received: work that can wait then waits. Costs a lock and a check of each session.
+    /// Returns true if a dump or a copy of one is being received: work that can wait then waits. Costs a lock and a
+    /// check of each session.
     #[must_use]
     pub fn is_receiving(&self) -> bool {
         self.copies_coming.any() || self.sessions().values().any(|session| session.is_taking())

@@ -100,7 +100,8 @@ impl Store {
         Ok(set.map_err(RegionMediaError::from)?)
     }
 
-    /// Moves all segments of a medium away. What dumps and readers still have after some time is left to the background.
+    /// Moves all segments of a medium away. What dumps and readers still have after some time is left to the
+    /// background.
     fn drain(&self, number: usize, progress: ProgressReceiver<'_>) -> Result<u64, StoreError> {
         let (mut moved_bytes, mut since) = (0, Instant::now());
         loop {

@@ -133,7 +133,8 @@ impl Store {
         self.mark(id).is_some_and(|mark| mark.provisional)
     }
 
-    /// Returns everything that the store holds, in the order of the seals. Costs a manifest read for each. A damaged checkpoint is logged and left out.
+    /// Returns everything that the store holds, in the order of the seals. Costs a manifest read for each. A damaged
+    /// checkpoint is logged and left out.
     #[must_use]
     pub fn held(&self) -> Vec<Holding> {
         let mut held = Vec::new();

@@ -29,8 +29,8 @@ impl LocalCheckpoint {
             let run = run.map_err(|source| self.corrupt(space, *next_index, source))?;
             let bytes = u64::from(run.pages) * PAGE_BYTES;
             written += bytes;
-            // Spliced pages are the region's own, which may be reused once the checkpoint is released. So the last pages,
-            // a pipe full, are copied: when they are in the pipe, CRIU has read all spliced ones.
+            // Spliced pages are the region's own, which may be reused once the checkpoint is released. So the last
+            // pages, a pipe full, are copied: when they are in the pipe, CRIU has read all spliced ones.
             let is_last = total.saturating_sub(written) < pipe.capacity_bytes();
             let spliced = if bytes >= SPLICED_BYTES && !is_last {
                 map.splice_source(&run)

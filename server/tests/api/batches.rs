@@ -544,8 +544,8 @@ async fn a_node_that_replication_refuses_is_no_place() {
     let source = three_nodes();
     {
         let mut nodes = source.nodes.lock();
-        // b has space, and nearly all of it is promised to dumps that are on their way. a and c share a machine's name in
-        // different racks: two machines.
+        // b has space, and nearly all of it is promised to dumps that are on their way. a and c share a machine's
+        // name in different racks: two machines.
         nodes[1].room_bytes = GB;
         nodes[0].host = "m1".into();
         nodes[2].host = "m1".into();

@@ -1,6 +1,6 @@
-//! Deciding by cost, against real daemons: what `permafrost nodes`, `cost`, `plan` and `reserve`, and the HTTP API under
-//! them, say before anything was measured, after real dumps and restores, to those who ask nonsense, and in a cluster
-//! that breaks.
+//! Deciding by cost, against real daemons: what `permafrost nodes`, `cost`, `plan` and `reserve`, and the HTTP API
+//! under them, say before anything was measured, after real dumps and restores, to those who ask nonsense, and in a
+//! cluster that breaks.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,8 +1,9 @@
 //! The freeze limit: whichever process hangs or dies in the middle of a dump, at whichever phase, the task runs
 //! again.
 //!
-//! Each cell dumps a workload of its own through a tap, which holds the dump at a phase until a process has been stopped or
-//! killed. The limit is short, and the condition waited for is far longer: without the limit it never comes.
+//! Each cell dumps a workload of its own through a tap, which holds the dump at a phase until a process has been
+//! stopped or killed. The limit is short, and the condition waited for is far longer: without the limit it never
+//! comes.
 
 mod tap;
 
@@ -152,7 +153,8 @@ fn hold(cells: &mut [Cell], limit: &str) {
     }
 }
 
-/// Waits until the taps have passed on that their callers are gone: a daemon that runs again then must not seal for them.
+/// Waits until the taps have passed on that their callers are gone: a daemon that runs again then must not seal for
+/// them.
 fn await_callers_gone(cells: &[Cell]) {
     wait_for("the end of all callers", PATIENCE, || {
         Ok(cells

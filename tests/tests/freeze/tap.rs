@@ -1,4 +1,5 @@
-//! A tap between `permafrost` and a daemon: forwards the control socket and the page socket, and holds a dump at a phase.
+//! A tap between `permafrost` and a daemon: forwards the control socket and the page socket, and holds a dump at a
+//! phase.
 
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
@@ -101,8 +102,8 @@ impl Tap {
         self.go_on.send(()).unwrap();
     }
 
-    /// Returns true once the end of every caller's connection has been passed on. Between a caller and the daemon the kernel
-    /// does that while the caller exits.
+    /// Returns true once the end of every caller's connection has been passed on. Between a caller and the daemon the
+    /// kernel does that while the caller exits.
     pub(crate) fn callers_are_gone(&self) -> bool {
         self.hold.callers.load(Ordering::SeqCst) == 0
     }

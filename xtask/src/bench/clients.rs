@@ -1,10 +1,10 @@
 //! `cargo xtask bench clients`: measures dumps while clients query the HTTP API without pause, compared with dumps
 //! beside the same clients of a stand-in.
 //!
-//! In turn, within one run: a process is dumped alone, beside clients of a stand-in that has only recorded answers, and
-//! beside clients of the daemon. The clients check every answer, which takes a processor more time than to make it; they
-//! are scheduled behind everything else, but on a small machine their part shows. So the time beside the stand-in is what
-//! the API's is compared with: the clients of a real cluster are on other machines.
+//! In turn, within one run: a process is dumped alone, beside clients of a stand-in that has only recorded answers,
+//! and beside clients of the daemon. The clients check every answer, which takes a processor more time than to make
+//! it; they are scheduled behind everything else, but on a small machine their part shows. So the time beside the
+//! stand-in is what the API's is compared with: the clients of a real cluster are on other machines.
 
 mod load;
 mod questions;

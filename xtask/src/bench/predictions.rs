@@ -1,10 +1,10 @@
 //! `cargo xtask bench predictions`: compares the predictions of `permafrost cost` and `permafrost plan resume` with
 //! the times that the dump and the restore then take.
 //!
-//! Workers dump and restore processes of mixed size and dirtiness at the same time, over and over, so that each prediction
-//! has to count with the others. Predicted is the median of what the API answers just before; measured is the command's
-//! own time: the wait in the queue, CRIU's start, the freeze, the seal. The first dumps of a node that has measured nothing
-//! teach it, and are left out.
+//! Workers dump and restore processes of mixed size and dirtiness at the same time, over and over, so that each
+//! prediction has to count with the others. Predicted is the median of what the API answers just before; measured is
+//! the command's own time: the wait in the queue, CRIU's start, the freeze, the seal. The first dumps of a node that
+//! has measured nothing teach it, and are left out.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! `cargo xtask bench queues`: compares a node's predictions of the wait in its queue with the measured waits.
 //!
-//! More tasks than may run at once are dumped together, over and over. While the queue empties, `permafrost nodes` is asked how
-//! long whoever came now would wait; measured is when a place is free that nobody waits for. The first round teaches the
-//! node what turns take, and is left out.
+//! More tasks than may run at once are dumped together, over and over. While the queue empties, `permafrost nodes` is
+//! asked how long whoever came now would wait; measured is when a place is free that nobody waits for. The first
+//! round teaches the node what turns take, and is left out.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

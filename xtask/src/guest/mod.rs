@@ -5,7 +5,8 @@
 //! a kernel on which CRIU 3.17.1 runs. Killing QEMU loses nothing that the guest has stored, flushed or
 //! not: a missing flush does not show here, only the crash simulator finds it.
 //!
-//! One scenario has a disk with a bad sector instead (QEMU's blkdebug driver): reads of it through a mapping are a SIGBUS.
+//! One scenario has a disk with a bad sector instead (QEMU's blkdebug driver): reads of it through a mapping are a
+//! SIGBUS.
 
 mod cpio;
 mod initrd;

@@ -16,8 +16,8 @@ const LEAF: u8 = 0;
 const BLOCK: u8 = 1;
 const ZEROS: u8 = 2;
 
-/// Digest of a page map under construction (docs/format.md, "Content digest"): a tree over aligned blocks of indices, of
-/// which one of each size is open.
+/// Digest of a page map under construction (docs/format.md, "Content digest"): a tree over aligned blocks of indices,
+/// of which one of each size is open.
 #[derive(Clone, Default)]
 pub struct MapDigest {
     pages: u64,

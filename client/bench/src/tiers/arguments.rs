@@ -64,8 +64,8 @@ pub(crate) struct TiersArguments {
     /// Discard what --out holds of an earlier run.
     #[arg(long)]
     pub(super) restart: bool,
-    /// Measure also how two jobs fare under each policy of preemption, against the bandwidth of checkpoints (emulated on
-    /// the first tier).
+    /// Measure also how two jobs fare under each policy of preemption, against the bandwidth of checkpoints (emulated
+    /// on the first tier).
     #[arg(long, requires = "tiers")]
     pub(super) sensitivity: bool,
     /// Calculate the same for the paper's jobs, a minute and 5 GB each. Needs no tier, and starts nothing.

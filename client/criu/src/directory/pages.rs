@@ -1,5 +1,5 @@
-//! Pages of a CRIU images directory, one address space after another. Those that an incremental dump left in its `parent`
-//! directories are read from there.
+//! Pages of a CRIU images directory, one address space after another. Those that an incremental dump left in its
+//! `parent` directories are read from there.
 
 use std::fs::File;
 use std::io::Read;

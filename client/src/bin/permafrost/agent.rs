@@ -48,7 +48,8 @@ pub(crate) struct AgentArguments {
     /// pages: keep it on loopback.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7117", value_parser = parse_listen)]
     listen: Listen,
-    /// A user id of this machine, beside root's and this process's own, that may store pages over the ports. Repeatable.
+    /// A user id of this machine, beside root's and this process's own, that may store pages over the ports.
+    /// Repeatable.
     #[arg(long = "listen-uid", value_name = "UID")]
     listen_uids: Vec<u32>,
     /// On how many nodes a dump must be durable that does not say it itself; `local` is one node

@@ -17,7 +17,8 @@ const MOST_BYTES: u64 = 16 << 20;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "API")]
 pub(crate) struct ApiArguments {
-    /// URL of a node's API: https://HOST:PORT, or http:// on the loopback interface [default: the socket beside --socket].
+    /// URL of a node's API: https://HOST:PORT, or http:// on the loopback interface [default: the socket beside
+    /// --socket].
     #[arg(long, value_name = "URL", env = URL_VARIABLE)]
     pub(crate) api: Option<String>,
     /// File with a token, as `permafrost token new` prints it; never sent over a network without TLS [default: the

@@ -17,8 +17,8 @@ pub(crate) struct Known {
     /// Kind of the job: jobs of a kind have dumps that are alike.
     #[arg(long, value_name = "KIND")]
     pub(crate) program: Option<String>,
-    /// Work it has done, such as 90m [default: its processor time, but no more than the time since its start; and what it
-    /// had done before it was restored, as the job's last checkpoint tells].
+    /// Work it has done, such as 90m [default: its processor time, but no more than the time since its start; and
+    /// what it had done before it was restored, as the job's last checkpoint tells].
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) progress: Option<Duration>,
     /// Time to its end.

@@ -27,8 +27,8 @@ pub(crate) struct DenyArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct ListArguments {
-    /// Use the list beside the certificate in this directory, instead of asking the daemon: for an agent, or a node that
-    /// does not run.
+    /// Use the list beside the certificate in this directory, instead of asking the daemon: for an agent, or a node
+    /// that does not run.
     #[arg(long, value_name = "DIR")]
     identity: Option<PathBuf>,
 }

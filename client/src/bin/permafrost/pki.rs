@@ -68,7 +68,8 @@ struct IssueArguments {
     /// Repeatable.
     #[arg(long = "namespace", value_name = "NS")]
     namespaces: Vec<String>,
-    /// It may also remove checkpoints in its namespaces: `rm`, and `abort` of parked sessions. For agents and operators.
+    /// It may also remove checkpoints in its namespaces: `rm`, and `abort` of parked sessions. For agents and
+    /// operators.
     #[arg(long)]
     delete: bool,
     /// An address of it, which CRIU compares with its --address. Repeatable.

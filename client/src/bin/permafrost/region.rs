@@ -1,5 +1,5 @@
-//! `permafrost region`: the files that a region is on. `check` and `salvage` run `permafrostd region`, as only the daemon
-//! can read regions.
+//! `permafrost region`: the files that a region is on. `check` and `salvage` run `permafrostd region`, as only the
+//! daemon can read regions.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,8 @@ enum RegionCommand {
         /// Size to make the file with, such as 512M or 2T.
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         size: Option<u64>,
-        /// Name of its tier: nvm, ssd, hdd or one of your own [default: nvm for persistent memory and memory, else ssd].
+        /// Name of its tier: nvm, ssd, hdd or one of your own [default: nvm for persistent memory and memory, else
+        /// ssd].
         #[arg(long, value_name = "TIER")]
         tier: Option<String>,
     },

@@ -69,7 +69,8 @@ pub(crate) struct ReserveArguments {
     /// Give up the place whose token is in --reservation-file, or in the variable PERMAFROST_RESERVATION, instead.
     #[arg(long, conflicts_with_all = ["bytes", "direction", "priority", "deadline", "lifetime"])]
     pub(crate) cancel: bool,
-    /// Write the token into this file, which only its owner can read; with --cancel, read it there (`-`: standard input).
+    /// Write the token into this file, which only its owner can read; with --cancel, read it there (`-`: standard
+    /// input).
     #[arg(long, value_name = "FILE")]
     pub(crate) reservation_file: Option<PathBuf>,
 }

@@ -62,8 +62,8 @@ pub(crate) struct RestoreArguments {
     /// Build the images directory in this one instead of in memory. Implies --no-stream.
     #[arg(long, value_name = "DIR")]
     pub(crate) work_dir: Option<PathBuf>,
-    /// Restore only what was dumped by these: node, agent:NAME, uid:UID, namespace:NAME or any [default: node on a storage node,
-    /// any through an agent]. A restore runs whatever the dump contains.
+    /// Restore only what was dumped by these: node, agent:NAME, uid:UID, namespace:NAME or any [default: node on a
+    /// storage node, any through an agent]. A restore runs whatever the dump contains.
     #[arg(
         long,
         value_name = "ORIGIN",

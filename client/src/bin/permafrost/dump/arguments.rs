@@ -53,9 +53,9 @@ pub(crate) struct DumpArguments {
     /// On how many nodes it must be durable before the process may end [default: the node's].
     #[arg(long, value_enum)]
     pub(crate) durability: Option<Durability>,
-    /// Longest time that the process may be frozen, such as 30s or 5m, from 1s: then CRIU rolls back and the process goes
-    /// on, whatever has become of permafrostd or of this command [default: 2m, and 10s more for each GiB that the
-    /// processes have in memory].
+    /// Longest time that the process may be frozen, such as 30s or 5m, from 1s: then CRIU rolls back and the process
+    /// goes on, whatever has become of permafrostd or of this command [default: 2m, and 10s more for each GiB that
+    /// the processes have in memory].
     #[arg(long, value_name = "TIME", value_parser = parse_freeze_limit)]
     pub(crate) freeze_limit: Option<FreezeLimit>,
     #[command(flatten)]

@@ -24,8 +24,8 @@ pub(super) fn refuse_daemon(root: u32, connection: &Connection) -> Result<(), Fa
     }
 }
 
-/// Refuses the tree of `root` if one of its processes listens on one of `endpoints`, which the daemon needs: members of etcd, or
-/// storage nodes, as `host:port`.
+/// Refuses the tree of `root` if one of its processes listens on one of `endpoints`, which the daemon needs: members
+/// of etcd, or storage nodes, as `host:port`.
 pub(super) fn refuse_endpoints(root: u32, endpoints: &[String]) -> Result<(), Failure> {
     let ports: Vec<(u16, &str)> = endpoints
         .iter()

@@ -69,8 +69,8 @@ struct OneNode {
 struct DrainArguments {
     /// Name of the node.
     name: String,
-    /// Wait until everything that it holds is held elsewhere, in copies that were read lately. Fails when no other node has
-    /// room for it, or may hold it.
+    /// Wait until everything that it holds is held elsewhere, in copies that were read lately. Fails when no other
+    /// node has room for it, or may hold it.
     #[arg(long, short)]
     wait: bool,
 }
@@ -79,8 +79,9 @@ struct DrainArguments {
 struct RemoveArguments {
     /// Name of the node.
     name: String,
-    /// Although it is alive and not drained, or alone holds something undamaged, or the other copies were not read lately:
-    /// what it alone holds stays listed, and cannot be read until the node is taken back with `permafrost node undrain`.
+    /// Although it is alive and not drained, or alone holds something undamaged, or the other copies were not read
+    /// lately: what it alone holds stays listed, and cannot be read until the node is taken back with `permafrost
+    /// node undrain`.
     #[arg(long, short)]
     force: bool,
 }

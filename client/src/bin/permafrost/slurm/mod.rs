@@ -1,4 +1,5 @@
-//! `permafrost slurm run`: a batch job's command, checkpointed when Slurm preempts the job and resumed when it starts again.
+//! `permafrost slurm run`: a batch job's command, checkpointed when Slurm preempts the job and resumed when it starts
+//! again.
 //!
 //! ```text
 //! slurmstepd ─ batch script, which execs ─▶ permafrost slurm run        outside: takes Slurm's signals
