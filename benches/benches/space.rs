@@ -3,7 +3,7 @@
 //!
 //! A process of [`PAGES`] pages is dumped generation after generation; each changes so many pages, chosen at random.
 //! The last [`KEPT`] checkpoints are kept. With cleaning, the region is cleaned as the daemon does it: when it is
-//! half full. What of it is maps is shown apart; more of maps alone: `maps.rs`.
+//! half full. Bytes of maps have a column of their own; `maps.rs` measures maps alone.
 //!
 //! `cargo bench -p permafrost-benches --bench space [GENERATIONS]`
 

@@ -28,7 +28,7 @@ pub struct RegionMedium {
     pub number: usize,
     /// Names the medium; the first has the region's.
     pub uuid: RegionUuid,
-    /// TierName of the medium.
+    /// Tier of the medium.
     pub tier: TierName,
     /// State of the medium.
     pub state: MediumState,

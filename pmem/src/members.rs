@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use permafrost_medium::{Flushed, LostPage, MAX_MEDIA, Medium, MediumSet};
+use permafrost_medium::{Flushed, LostPage, MAX_MEDIA, Medium, MediumSet, is_zero};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -118,7 +118,7 @@ pub struct RegionMember {
     pub uuid: RegionUuid,
     /// Bytes of the medium that the region uses.
     pub capacity_bytes: u64,
-    /// TierName of the medium.
+    /// Tier of the medium.
     pub tier: TierName,
     /// State of the medium.
     pub state: MediumState,
@@ -426,10 +426,6 @@ pub(crate) fn write_header(
         medium.fence(&mut flushed)?;
     }
     Ok(())
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|&byte| byte == 0)
 }
 
 fn read_page(medium: &dyn Medium, page: u64) -> io::Result<Vec<u8>> {

@@ -15,14 +15,14 @@ use crate::layout::{
 };
 use crate::members::{Members, TierName};
 use permafrost_medium::convert::{to_u64, to_usize};
-use permafrost_medium::{Flushed, LostPage, Medium};
+use permafrost_medium::{Flushed, LostPage, Medium, is_zero};
 
 /// State that a superblock holds, and the slot of that superblock.
 #[derive(Clone, Debug)]
 pub(crate) struct SuperblockState {
     pub(crate) uuid: RegionUuid,
     pub(crate) geometry: Geometry,
-    /// TierName of the first medium.
+    /// Tier of the first medium.
     pub(crate) tier: TierName,
     /// The other media.
     pub(crate) members: Members,
@@ -197,10 +197,6 @@ fn is_blank_behind(medium: &dyn Medium) -> Result<bool, OpenError> {
         }
     }
     Ok(true)
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|&b| b == 0)
 }
 
 fn load_slot(

@@ -258,7 +258,7 @@ fn policies() -> impl Strategy<Value = NamespacePolicy> {
     })
 }
 
-/// What is left after a decision was carried out.
+/// Returns the generations that are left after a decision was carried out.
 fn left(generations: &[Generation], decision: &Rulings) -> Vec<Generation> {
     let both = generations.iter().zip(&decision.verdicts);
     let left = both.filter(|(_, verdict)| !verdict.reason.removes());

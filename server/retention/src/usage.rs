@@ -1,4 +1,4 @@
-//! What a generation counts in a quota of bytes.
+//! Bytes that a generation counts in a quota.
 
 use permafrost_protocol::control::Checkpoint;
 

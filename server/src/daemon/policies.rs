@@ -1,4 +1,4 @@
-//! Where a daemon keeps the policies of retention, and how their removals are recorded.
+//! Storage of a daemon's policies of retention, and the record of their removals.
 
 use std::path::Path;
 use std::sync::Arc;

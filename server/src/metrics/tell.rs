@@ -136,17 +136,7 @@ impl Told<'_> {
         label: &'static str,
         values: &BTreeMap<String, u64>,
     ) -> fmt::Result {
-        let name = format!("permafrost_{name}");
-        let mut metric = self
-            .0
-            .encode_descriptor(&name, help, None, MetricType::Counter)?;
-        for (value, count) in values {
-            let labels = [(label, value.as_str())];
-            metric
-                .encode_family(&labels)?
-                .encode_counter::<NoLabelSet, u64, u64>(count, None)?;
-        }
-        Ok(())
+        self.by_label(name, help, MetricType::Counter, (label, values))
     }
 
     /// Exports one gauge for each value of a label.
@@ -157,15 +147,25 @@ impl Told<'_> {
         label: &'static str,
         values: &BTreeMap<String, u64>,
     ) -> fmt::Result {
+        self.by_label(name, help, MetricType::Gauge, (label, values))
+    }
+
+    fn by_label(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: MetricType,
+        (label, values): (&'static str, &BTreeMap<String, u64>),
+    ) -> fmt::Result {
         let name = format!("permafrost_{name}");
-        let mut metric = self
-            .0
-            .encode_descriptor(&name, help, None, MetricType::Gauge)?;
+        let mut metric = self.0.encode_descriptor(&name, help, None, kind)?;
         for (value, count) in values {
             let labels = [(label, value.as_str())];
-            metric
-                .encode_family(&labels)?
-                .encode_gauge(&Whole(*count))?;
+            let mut one = metric.encode_family(&labels)?;
+            match kind {
+                MetricType::Counter => one.encode_counter::<NoLabelSet, u64, u64>(count, None)?,
+                _ => one.encode_gauge(&Whole(*count))?,
+            }
         }
         Ok(())
     }

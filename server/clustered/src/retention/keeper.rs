@@ -1,4 +1,4 @@
-//! Where the policies of retention are kept.
+//! Storage of the policies of retention.
 
 use std::fs;
 use std::io::{self, Read as _};

@@ -145,13 +145,7 @@ impl ClusteredStore {
         };
         // The whole namespace only if it has more than it may have.
         let whole = self.is_over(namespace, policy, 0, 0);
-        let mut listed = self.listed_generations((!whole).then_some(job))?;
-        listed.retain(|one| namespace_of(&one.record.job) == Ok(namespace));
-        let policy = if whole {
-            policy.clone()
-        } else {
-            of_jobs(policy.clone())
-        };
+        let (policy, listed) = self.in_force(policy, (namespace, job), whole)?;
         self.carry_out(&policy, &listed, None, false, stopped);
         Ok(())
     }
@@ -190,6 +184,27 @@ impl ClusteredStore {
             checkpoint: checkpoint_name(record),
         }
         .into())
+    }
+
+    /// Returns the generations that a decision about a job looks at, and the policy for them: those of the whole
+    /// `namespace` if it has more than it may have, else of the job alone, without the limits of the namespace.
+    ///
+    /// # Errors
+    /// The checkpoints cannot be listed.
+    pub(super) fn in_force(
+        &self,
+        policy: &NamespacePolicy,
+        (namespace, job): (&str, &str),
+        whole: bool,
+    ) -> Result<(NamespacePolicy, Vec<Listed>), StoreError> {
+        let mut listed = self.listed_generations((!whole).then_some(job))?;
+        listed.retain(|one| namespace_of(&one.record.job) == Ok(namespace));
+        let policy = if whole {
+            policy.clone()
+        } else {
+            of_jobs(policy.clone())
+        };
+        Ok((policy, listed))
     }
 
     /// Lists the generations of a job, or all, by job and generation. Unlike the listing for people, it fails where
@@ -458,7 +473,7 @@ fn is_dump(record: &control::Checkpoint) -> bool {
 }
 
 /// Returns a policy without the limits of the namespace, for a decision about some of its jobs.
-pub(super) fn of_jobs(mut policy: NamespacePolicy) -> NamespacePolicy {
+fn of_jobs(mut policy: NamespacePolicy) -> NamespacePolicy {
     if let Some(rule) = &mut policy.namespace {
         rule.max_bytes = None;
         rule.max_checkpoints = None;

@@ -9,7 +9,7 @@ use permafrost_store::StoreError;
 use permafrost_store::quotas::QuotaError;
 
 use super::limits_of;
-use super::prune::{of_jobs, use_of};
+use super::prune::use_of;
 use crate::ClusteredStore;
 
 /// Shortest time between two counts of a cluster's namespaces for dumps that are refused.
@@ -44,13 +44,7 @@ impl ClusteredStore {
         if !limits_job && !whole {
             return Ok(());
         }
-        let mut listed = self.listed_generations((!whole).then_some(job))?;
-        listed.retain(|one| namespace_of(&one.record.job) == Ok(namespace));
-        let policy = if whole {
-            policy.clone()
-        } else {
-            of_jobs(policy.clone())
-        };
+        let (policy, listed) = self.in_force(policy, (namespace, job), whole)?;
         let incoming = Incoming {
             job: job.to_owned(),
             bytes,

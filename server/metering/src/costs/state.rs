@@ -1,4 +1,4 @@
-//! What is measured of this node, for those that record, predict, report and save it.
+//! Measurements of this node, for those that record, predict, report and save them.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
