@@ -31,7 +31,6 @@ mod damage;
 mod drain;
 mod error;
 mod geometry;
-mod ids;
 mod journal;
 mod map;
 mod media;
@@ -43,7 +42,6 @@ mod root;
 mod seal;
 mod segment;
 mod shadow;
-mod slots;
 mod space;
 mod superblock;
 mod table;
@@ -66,6 +64,7 @@ pub use members::{
     FindMember, FoundMember, MediumState, NoTierName, RegionMember, TierName, member_uuid,
 };
 pub use permafrost_layout as layout;
+use permafrost_layout::{ids, slots};
 pub use permafrost_medium::heap;
 pub use permafrost_medium::{
     Emulation, Flushed, Guarantee, LostPage, Medium, MediumError, MediumKind, NoDevice,

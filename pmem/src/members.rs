@@ -22,6 +22,9 @@ use crate::media::check_length;
 use crate::slots::MAX_SLOTS;
 use permafrost_medium::convert::{to_u64, to_usize};
 
+/// Bytes of both copies of a member's header, at the beginning of its medium.
+pub(crate) const HEADERS_BYTES: u64 = 2 * PAGE_BYTES;
+
 /// Name of a tier: media of about the same speed.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TierName(String);
@@ -306,7 +309,7 @@ pub fn member_uuid(path: &Path) -> io::Result<Option<RegionUuid>> {
     }
     let file = std::fs::File::open(path)?;
     let mut bytes = Vec::new();
-    file.take(2 * PAGE_BYTES).read_to_end(&mut bytes)?;
+    file.take(HEADERS_BYTES).read_to_end(&mut bytes)?;
     let headers = bytes.chunks(to_usize(PAGE_BYTES)).find_map(intact_header);
     Ok(headers.map(|header| RegionUuid::new(header.uuid)))
 }

@@ -6,22 +6,24 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
+use crate::PAGE_BYTES;
 use crate::alloc::{Allocator, Lease, to_extents};
 use crate::checkpoint::{Sealed, StoredCheckpoint};
 use crate::damage::{JournalDamage, UnreadableCheckpoint};
 use crate::error::{JournalError, OpenError};
+use crate::geometry::SUPERBLOCKS_BYTES;
 use crate::ids::{CheckpointId, RegionUuid, SegmentNo};
 use crate::journal::{self, Journal, Live, Repair, Replayed};
 use crate::media;
-use crate::members::{self, FindMember, Joined};
+use crate::members::{self, FindMember, HEADERS_BYTES, Joined};
 use crate::readers::Readers;
 use crate::root;
 use crate::slots::Slots;
 use crate::space::Space;
 use crate::superblock::{self, Chosen, SuperblockState};
 use crate::table::{Repairs, SegmentTable};
-use permafrost_medium::convert::to_u64;
-use permafrost_medium::{Flushed, Medium, MediumSet};
+use permafrost_medium::convert::{to_u64, to_usize};
+use permafrost_medium::{Flushed, LostPage, MEDIUM_SPAN, Medium, MediumSet};
 
 /// Options for opening a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -384,6 +386,41 @@ fn repair_headers(space: &Space, found: &SuperblockState, joined: &Joined) {
     }
 }
 
+/// Makes durable what opening has read, and goes on from. A process that was killed leaves writes in the caches that it
+/// had not waited for: they are read like any others, and a power cut undoes them.
+fn fence_found(space: &Space, found: &SuperblockState) -> io::Result<()> {
+    let geometry = &space.geometry;
+    // After a clean close too: a dropped shadow has written entries that no fence waited for.
+    let mut ranges = vec![
+        (0, 0, SUPERBLOCKS_BYTES),
+        (0, geometry.table_at, 2 * geometry.table_bytes()),
+    ];
+    if found.open {
+        ranges.push((0, geometry.journal_at, geometry.journal_bytes()));
+        let headers = found.members.iter();
+        ranges.extend(headers.map(|member| (member.number, 0, HEADERS_BYTES)));
+    }
+    let mut flushed = Flushed::new();
+    for (number, at, len_bytes) in ranges {
+        let Some(medium) = space.medium.get(number) else {
+            continue;
+        };
+        // A lost page has nothing that could be made durable.
+        let step = match medium.check(at, len_bytes) {
+            Ok(()) => len_bytes,
+            Err(_) => PAGE_BYTES,
+        };
+        let base = to_u64(number) * MEDIUM_SPAN;
+        for at in (at..at + len_bytes).step_by(to_usize(step)) {
+            match space.medium.flush(base + at, step, &mut flushed) {
+                Err(error) if LostPage::of(&error).is_some() => {}
+                result => result?,
+            }
+        }
+    }
+    space.medium.fence(&mut flushed)
+}
+
 /// Writes the changes of recovery: 1. repaired records and pages, 2. remnants, 3. entries of the segment table, 4.
 /// after damage the compacted journal, 5. the superblock.
 fn mark_open(
@@ -393,6 +430,7 @@ fn mark_open(
     found: &SuperblockState,
     unsafe_shutdowns: u64,
 ) -> io::Result<SuperblockState> {
+    fence_found(space, found)?;
     let mut flushed = Flushed::new();
     // 1. Repair records of which a crash left one copy, and pages of the journal that were lost. Writing equal bytes over an
     //    intact record changes no chunk of it, so a crash here cannot lose it.

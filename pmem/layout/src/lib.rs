@@ -1,10 +1,12 @@
-//! Every structure that is stored in a region, and nothing else: no I/O here.
+//! Every structure that is stored in a region, and the names and numbers in them: no I/O here.
 //!
 //! Integers are little-endian; structures have no padding (asserted at the end, and `docs/format.md`
 //! is compared with this file by a test). Checksums are CRC32 (the IEEE polynomial, as in zlib).
 
 #![forbid(unsafe_code)]
 
+pub mod ids;
+pub mod slots;
 mod stored;
 
 use zerocopy::little_endian::{U16, U32, U64};

@@ -320,12 +320,14 @@ impl Medium for SimMedium {
 }
 
 /// Player of a log that keeps durable and pending values apart.
+#[derive(Clone)]
 pub struct Replay {
     durable: Vec<u8>,
     /// Pending values by chunk number, in the order of the writes.
     pending: HashMap<u64, Vec<Pending>>,
 }
 
+#[derive(Clone)]
 struct Pending {
     value: [u8; CHUNK],
     flushed: bool,
@@ -425,6 +427,20 @@ impl Replay {
             if let Some(pending) = value {
                 let at = to_usize(chunk) * CHUNK;
                 image[at..at + CHUNK].copy_from_slice(&pending.value);
+            }
+        }
+        image
+    }
+
+    /// Returns the bytes as a program sees them here: what the next one finds if this one is killed and the machine
+    /// runs on. Pending values are pending for it, too.
+    #[must_use]
+    pub fn visible(&self) -> Vec<u8> {
+        let mut image = self.durable.clone();
+        for (&chunk, values) in &self.pending {
+            if let Some(last) = values.last() {
+                let at = to_usize(chunk) * CHUNK;
+                image[at..at + CHUNK].copy_from_slice(&last.value);
             }
         }
         image

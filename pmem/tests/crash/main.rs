@@ -13,6 +13,8 @@ mod media;
 mod model;
 mod scenario;
 
+use std::sync::Arc;
+
 use permafrost_pmem::sim::{MediumEvent, Replay, mix};
 
 use model::{State, recover};
@@ -53,7 +55,20 @@ fn cut_everywhere(
     draws: u64,
     mut after: impl FnMut(u64, &[u8], &[&State]) -> Result<u64, String>,
 ) -> Result<u64, String> {
-    let mut replay = Replay::new(before);
+    let from = Replay::new(before);
+    cut_from(seed, from, played, draws, |seed, replay, allowed| {
+        after(seed, &replay.crash(seed), allowed)
+    })
+}
+
+/// As [`cut_everywhere`], of a log that begins with pending values; `after` draws its images itself.
+fn cut_from(
+    seed: u64,
+    mut replay: Replay,
+    played: &Played,
+    draws: u64,
+    mut after: impl FnMut(u64, &Replay, &[&State]) -> Result<u64, String>,
+) -> Result<u64, String> {
     let mut mark = 0;
     let mut cuts = 0;
     let end = MediumEvent::Fence(Vec::new());
@@ -66,8 +81,7 @@ fn cut_everywhere(
             };
             for draw in 0..draws {
                 let seed = mix(seed ^ mix(n as u64) ^ draw);
-                let image = replay.crash(seed);
-                cuts += after(seed, &image, &allowed(&played.states, mark))
+                cuts += after(seed, &replay, &allowed(&played.states, mark))
                     .map_err(|e| format!("cut at event {n}, draw {draw}: {e}"))?;
             }
         }
@@ -119,6 +133,53 @@ fn recover_and_go_on(seed: u64, image: &[u8], allowed: &[&State]) -> Result<u64,
         })?;
     }
     Ok(cuts)
+}
+
+/// Ends the process and starts another one, which finds what was written and not yet durable. It goes on; then all of
+/// that crashes.
+fn restart_and_go_on(seed: u64, replay: &Replay, allowed: &[&State]) -> Result<u64, String> {
+    if !mix(seed).is_multiple_of(16) {
+        return Ok(0);
+    }
+    let (region, which, medium) =
+        recover(&replay.visible(), allowed).map_err(|e| format!("restarted: {e}"))?;
+    let Some(region) = region else { return Ok(1) };
+    // While it opens, either state is right. From then on it is the one that it found.
+    medium.mark(which as u64);
+    let mut player = Player::resume(seed, Arc::clone(&medium), region, None);
+    player.states = allowed[..=which]
+        .iter()
+        .map(|&state| state.clone())
+        .collect();
+    player.dump();
+    player.clean();
+    let played = Played {
+        log: player.medium.take_log(),
+        states: player.states,
+        cleaned_slots: 0,
+    };
+    cut_from(seed, replay.clone(), &played, 1, |seed, replay, allowed| {
+        recover(&replay.crash(seed), allowed)
+            .map(|_| 1)
+            .map_err(|e| format!("restarted, going on: {e}"))
+    })
+}
+
+#[test]
+fn every_cut_after_a_restart_recovers_to_the_sealed_set() {
+    let first = seed();
+    let wanted = number("PERMAFROST_CRASH_CUTS").map_or(4_000, |cuts| cuts / 5);
+    println!("PERMAFROST_SEED={first}, {wanted} cuts");
+    let (mut cuts, mut scenarios) = (0, 0);
+    while cuts < wanted {
+        let seed = first.wrapping_add(scenarios);
+        let played = Player::new(seed).play();
+        let from = Replay::new(vec![0; CAPACITY]);
+        cuts += cut_from(seed, from, &played, 1, restart_and_go_on)
+            .unwrap_or_else(|e| panic!("PERMAFROST_SEED={seed}: {e}"));
+        scenarios += 1;
+    }
+    println!("{cuts} cuts in {scenarios} scenarios");
 }
 
 #[test]

@@ -153,7 +153,7 @@ impl Player {
     }
 
     pub(crate) fn step(&mut self) {
-        match self.rng.below(21) {
+        match self.rng.below(24) {
             0..=8 => self.dump(),
             9..=10 => self.two_dumps_at_once(),
             11..=13 => self.delete(),
@@ -161,7 +161,7 @@ impl Player {
             // Fills the journal: the next operation or one of these compacts it.
             16 => self.set_attrs(32),
             17 => self.abandon(),
-            18 => {
+            18..=21 => {
                 // Small checkpoints share segments, so several are made, and most of them are removed.
                 for _ in 0..3 {
                     self.dump();
@@ -171,7 +171,7 @@ impl Player {
                 }
                 self.clean();
             }
-            19 if self.rng.one_in(2) => {
+            22 if self.rng.one_in(2) => {
                 self.region().close().unwrap();
                 self.open();
             }

@@ -29,11 +29,15 @@ impl CheckpointId {
         self.0
     }
 
-    pub(crate) const fn to_bytes(self) -> [u8; 16] {
+    /// Returns the id as it is stored.
+    #[must_use]
+    pub const fn to_bytes(self) -> [u8; 16] {
         self.0.to_le_bytes()
     }
 
-    pub(crate) const fn from_bytes(bytes: [u8; 16]) -> Self {
+    /// Reads an id as it is stored.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(u128::from_le_bytes(bytes))
     }
 }
@@ -124,7 +128,7 @@ impl fmt::Debug for RegionUuid {
 
 /// Number of a segment in its region, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SegmentNo(pub(crate) u32);
+pub struct SegmentNo(pub u32);
 
 impl SegmentNo {
     /// Returns the number of the segment.
@@ -142,13 +146,13 @@ impl fmt::Display for SegmentNo {
 
 /// Number of a slot, from 0: room on the medium for one whole segment, or for several packed ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct SlotNo(pub(crate) u32);
+pub struct SlotNo(pub u32);
 
 /// Number of a page in the region: of its segment times the pages of a segment, and its place there. The segment table
 /// says which slot of the medium a segment is in; until it is moved that is the slot of its own number, and the page is
 /// at this number of pages from the region's first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PageNo(pub(crate) u64);
+pub struct PageNo(pub u64);
 
 impl PageNo {
     /// Returns the number of the page.

@@ -11,10 +11,10 @@ use permafrost_medium::convert::{to_u64, to_usize};
 const INDEX_BITS: u32 = 24;
 
 /// Most slots of a medium.
-pub(crate) const MAX_SLOTS: u32 = 1 << INDEX_BITS;
+pub const MAX_SLOTS: u32 = 1 << INDEX_BITS;
 
 /// Number of slots of each medium, which change while the region is open.
-pub(crate) struct Slots {
+pub struct Slots {
     segment_bytes: u64,
     /// Offset of the first slot of the first medium. On the others it is behind the header, as large as a slot.
     first_at: u64,
@@ -22,7 +22,10 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    pub(crate) fn new(segment_bytes: u32, first_at: u64, slots: u32) -> Self {
+    /// Makes the slots of a region whose other media have none yet. `first_at` is the offset of the first slot, and a
+    /// slot has `segment_bytes`.
+    #[must_use]
+    pub fn new(segment_bytes: u32, first_at: u64, slots: u32) -> Self {
         let made = Self {
             segment_bytes: u64::from(segment_bytes),
             first_at,
@@ -33,41 +36,41 @@ impl Slots {
     }
 
     /// Bytes of a slot.
-    pub(crate) fn segment_bytes(&self) -> u64 {
+    pub fn segment_bytes(&self) -> u64 {
         self.segment_bytes
     }
 
     /// Number of slots of a medium.
-    pub(crate) fn count(&self, medium: usize) -> u32 {
+    pub fn count(&self, medium: usize) -> u32 {
         let count = self.counts.get(medium);
         count.map_or(0, |count| count.load(Ordering::Acquire))
     }
 
     /// Number of slots of all media.
-    pub(crate) fn total(&self) -> u32 {
+    pub fn total(&self) -> u32 {
         (0..MAX_MEDIA).map(|medium| self.count(medium)).sum()
     }
 
     /// Sets the number of slots of a medium.
-    pub(crate) fn set_count(&self, medium: usize, slots: u32) {
+    pub fn set_count(&self, medium: usize, slots: u32) {
         if let Some(count) = self.counts.get(medium) {
             count.store(slots.min(MAX_SLOTS), Ordering::Release);
         }
     }
 
     /// Returns the number of a slot.
-    pub(crate) fn number(medium: usize, index: u32) -> SlotNo {
+    pub fn number(medium: usize, index: u32) -> SlotNo {
         SlotNo(u32::try_from(medium).unwrap_or(0) << INDEX_BITS | index)
     }
 
     /// Returns the offset of a slot.
-    pub(crate) fn at(&self, slot: SlotNo) -> u64 {
+    pub fn at(&self, slot: SlotNo) -> u64 {
         let base = to_u64(slot.medium()) * MEDIUM_SPAN;
         base + self.first_on(slot.medium()) + u64::from(slot.index()) * self.segment_bytes
     }
 
     /// Returns the slot that an offset lies in.
-    pub(crate) fn of(&self, at: u64) -> Option<SlotNo> {
+    pub fn of(&self, at: u64) -> Option<SlotNo> {
         let medium = to_usize(at / MEDIUM_SPAN);
         let before = (at % MEDIUM_SPAN).checked_sub(self.first_on(medium))?;
         let index = u32::try_from(before / self.segment_bytes).ok()?;
@@ -85,12 +88,12 @@ impl Slots {
 
 impl SlotNo {
     /// Returns the number of the medium that the slot is on.
-    pub(crate) fn medium(self) -> usize {
+    pub fn medium(self) -> usize {
         to_usize(u64::from(self.0 >> INDEX_BITS))
     }
 
     /// Returns the slot's place among those of its medium.
-    pub(crate) fn index(self) -> u32 {
+    pub fn index(self) -> u32 {
         self.0 & (MAX_SLOTS - 1)
     }
 }
