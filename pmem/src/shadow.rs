@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::checkpoint::StoredCheckpoint;
 use crate::error::ShadowError;
-use crate::map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, ParentPage};
+use crate::ids::PageNo;
+use crate::map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, ParentPage, WrittenObjects};
 use crate::region::Region;
 use crate::segment::SegmentWriter;
 use crate::{PAGE_BYTES, PAGE_SIZE};
@@ -19,12 +20,18 @@ const BLOB_CHUNK: usize = 64 * PAGE_SIZE;
 pub struct Shadow {
     pub(crate) region: Arc<Region>,
     pub(crate) out: SegmentWriter,
+    /// Objects that are finished, and that the next ones are compared with.
+    written: WrittenObjects,
 }
 
 impl Shadow {
     pub(crate) fn new(region: Arc<Region>) -> Self {
         let out = SegmentWriter::new(region.space());
-        Self { region, out }
+        Self {
+            region,
+            out,
+            written: WrittenObjects::default(),
+        }
     }
 
     /// Makes a page map, one for every object (an address space, an image file).
@@ -35,7 +42,8 @@ impl Shadow {
 
     /// Appends whole pages of an object, ascending: the first has index `first_index`, the others follow. A zero page
     /// is not stored. A page that equals the parent's at this index (checksum first, then every byte) is referred to.
-    /// Any other page is stored, also where the parent is damaged and cannot be compared, which
+    /// So is, if both objects ask for it ([`MapWriter::share_with_siblings`]), a page that equals another object's at
+    /// this index. Any other page is stored, also where the parent is damaged and cannot be compared, which
     /// [`MapStats::parent_damaged`] counts.
     ///
     /// Meant for a buffer that is still in the cache: each page is read for its checksum and then copied around the
@@ -75,8 +83,16 @@ impl Shadow {
                 w.note(index, 1, flags, Kept::Parent);
                 continue;
             }
-            let place = self.out.append(page, crc)?;
-            w.stats.stored += 1;
+            let place = match self.sibling_page(w, index, page, crc) {
+                Some(place) => {
+                    w.stats.sibling += 1;
+                    place
+                }
+                None => {
+                    w.stats.stored += 1;
+                    self.out.append(page, crc)?
+                }
+            };
             w.push_stored(&mut self.out, index, flags, place, crc)?;
             w.note(index, 1, flags, Kept::Stored);
         }
@@ -180,7 +196,10 @@ impl Shadow {
     ///
     /// # Errors
     /// The errors of [`append`](Self::append).
-    pub fn finish(&mut self, w: MapWriter) -> Result<(MapRoot, MapStats), ShadowError> {
+    pub fn finish(&mut self, mut w: MapWriter) -> Result<(MapRoot, MapStats), ShadowError> {
+        if let Some(written) = w.written.take() {
+            self.written.add(written);
+        }
         w.finish(&mut self.out)
     }
 
@@ -285,6 +304,25 @@ impl Shadow {
         w.push_stored(&mut self.out, index, flags, location, crc)?;
         w.beside(parent);
         Ok(true)
+    }
+
+    /// Returns the location of a page of another object, at the same index, that equals `page`.
+    fn sibling_page(
+        &mut self,
+        w: &MapWriter,
+        index: u64,
+        page: &[u8; PAGE_SIZE],
+        crc: u32,
+    ) -> Option<PageNo> {
+        w.written.as_ref()?;
+        let location = self.written.find(index, crc)?;
+        let space = self.out.space();
+        let place = space.geometry.place(location, 1).ok()?;
+        let at = space.locate(place, 1).ok()?;
+        // SAFETY: either this shadow has written the page, once, and a segment that a shadow is writing is not moved; or
+        // it is a parent's, and the list of written objects keeps a reference to that.
+        let theirs = unsafe { space.medium.bytes(at, PAGE_SIZE) }.ok()?;
+        (theirs == page).then_some(location)
     }
 
     fn check_region(&self, parent: &MapCursor) -> Result<(), ShadowError> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use permafrost_pmem::{
     ATTR_PINNED, CheckpointId, FormatOptions, JournalError, Kept, MapRoot, MapStats, MediumError,
-    MediumKind, OpenError, OpenOptions, PAGE_SIZE, PageError, Region, RunKind, SealError,
+    MediumKind, OpenError, OpenOptions, PAGE_SIZE, PageError, Region, RunKind, SealError, Shadow,
     ShadowError, StoredCheckpoint, create_medium_in_memory, open_medium,
 };
 
@@ -675,4 +675,71 @@ fn shadow_map(region: &Arc<Region>, first_index: u64, flags: u16, bytes: &[u8]) 
         .append(&mut map, first_index, flags, bytes, None)
         .unwrap();
     shadow.finish(map).unwrap().1
+}
+
+/// Writes objects whose pages are given by salts, from index 5 on; returns their roots and statistics.
+fn siblings(shadow: &mut Shadow, objects: &[&[u8]]) -> Vec<(MapRoot, MapStats)> {
+    let write = |salts: &&[u8]| {
+        let mut map = shadow.map();
+        map.share_with_siblings();
+        shadow.append(&mut map, 5, 1, &pages(salts), None).unwrap();
+        shadow.finish(map).unwrap()
+    };
+    objects.iter().map(write).collect()
+}
+
+#[test]
+fn pages_of_several_objects_at_one_index_are_stored_once() {
+    let region = region(4 << 20);
+    let mut shadow = region.begin();
+    let objects: [&[u8]; 4] = [
+        &[1, 2, 3, 0, 4],
+        &[1, 9, 3, 0, 4, 7],
+        // The same pages at other places are others; a zero page is none.
+        &[2, 1, 4, 3, 0],
+        &[1, 9, 0, 3, 4, 7],
+    ];
+    let written = siblings(&mut shadow, &objects);
+    let counts: Vec<_> = written.iter().map(|(_, s)| (s.stored, s.sibling)).collect();
+    assert_eq!(counts, [(4, 0), (2, 3), (4, 0), (0, 5)]);
+    // An object that does not ask for it is stored as a whole.
+    let mut map = shadow.map();
+    shadow
+        .append(&mut map, 5, 1, &pages(&[1, 2]), None)
+        .unwrap();
+    let (_, stats) = shadow.finish(map).unwrap();
+    assert_eq!((stats.stored, stats.sibling), (2, 0));
+    let id = CheckpointId::random();
+    let first = shadow.seal(id, b"m", None).unwrap();
+    for ((root, _), salts) in written.iter().zip(objects) {
+        let expected = pages(salts);
+        let found: Vec<u8> = content(&first, root)
+            .into_iter()
+            .flat_map(|p| p.2)
+            .collect();
+        assert!(found == expected);
+    }
+
+    // The next generation has a process more, which was forked from the first one: its pages are the parent's.
+    let mut shadow = region.begin();
+    let mut map = shadow.map();
+    map.share_with_siblings();
+    let mut parent = first.map(&written[0].0).cursor();
+    shadow
+        .append(&mut map, 5, 1, &pages(&[1, 2, 8]), Some(&mut parent))
+        .unwrap();
+    drop(parent);
+    let (root, stats) = shadow.finish(map).unwrap();
+    assert_eq!((stats.stored, stats.parent, stats.sibling), (1, 2, 0));
+    let forked = siblings(&mut shadow, &[&[1, 2, 8, 6]]);
+    assert_eq!((forked[0].1.stored, forked[0].1.sibling), (1, 3));
+    let second = shadow.seal(CheckpointId::random(), b"m", Some(id)).unwrap();
+    drop(first);
+    for (root, salts) in [(root, &[1, 2, 8][..]), (forked[0].0, &[1, 2, 8, 6])] {
+        let found: Vec<u8> = content(&second, &root)
+            .into_iter()
+            .flat_map(|p| p.2)
+            .collect();
+        assert!(found == pages(salts));
+    }
 }

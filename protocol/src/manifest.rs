@@ -267,6 +267,10 @@ pub struct AddressSpace {
     /// Pages among them that equal the parent's page at the same address (compared, or marked by CRIU).
     #[prost(uint64, tag = "8")]
     pub parent_pages: u64,
+    /// Pages among them that equal another process's page at the same address in this checkpoint: stored once, and
+    /// counted there.
+    #[prost(uint64, tag = "11")]
+    pub sibling_pages: u64,
     /// Digest of the map, 32 bytes, or empty.
     #[prost(bytes = "vec", tag = "10")]
     #[serde(skip)]

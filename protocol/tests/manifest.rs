@@ -27,6 +27,7 @@ fn space(space_type: SpaceType, id: u64, pages_id: u32) -> AddressSpace {
         stored_pages: 50,
         zero_pages: 30,
         parent_pages: 20,
+        sibling_pages: 3,
         map_digest: vec![4; 32],
     }
 }

@@ -14,6 +14,7 @@ mod pieces;
 mod reader;
 mod visit;
 mod writer;
+mod written;
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
@@ -24,6 +25,7 @@ pub use pieces::{Kept, Piece};
 pub use reader::{PageMap, Runs};
 pub(crate) use visit::Visited;
 pub use writer::{MapStats, MapWriter};
+pub(crate) use written::WrittenObjects;
 
 use self::node::NodeRef;
 use crate::error::{MapFault, PageError};

@@ -16,7 +16,7 @@ pub struct Piece {
 /// Storage of a page that was appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// Written to the shadow.
+    /// Written to the shadow, for this object or for another one that has it at the same index.
     Stored,
     /// Zero page: stored nowhere.
     Zero,

@@ -9,6 +9,7 @@ use super::node::{
     Below, Node, NodeRef, block_of, is_zeros, page_entry, slot_of, span_pages, zeros_entry,
 };
 use super::pieces::{Kept, Piece, PieceLog};
+use super::written::WrittenPages;
 use super::{MAX_LEVEL, MapCursor, MapRoot, digest};
 use crate::checkpoint::StoredCheckpoint;
 use crate::error::ShadowError;
@@ -27,6 +28,8 @@ pub struct MapStats {
     pub zero: u64,
     /// Pages that equal the parent's (compared, or referred to by the caller), whether stored there or zero.
     pub parent: u64,
+    /// Pages that equal another object's page at the same index, and are stored with that object.
+    pub sibling: u64,
     /// Stored pages that the parent may have as well: the parent is damaged there.
     pub parent_damaged: u64,
     /// Nodes whose block was hashed: those with a change below.
@@ -43,6 +46,8 @@ pub struct MapWriter {
     parent: Parent,
     next_index: u64,
     log: Option<PieceLog>,
+    /// Stored pages so far, if those of other objects are compared with them.
+    pub(crate) written: Option<WrittenPages>,
     pub(crate) stats: MapStats,
 }
 
@@ -77,6 +82,7 @@ impl MapWriter {
             parent: Parent::default(),
             next_index: 0,
             log: None,
+            written: None,
             stats: MapStats::default(),
         }
     }
@@ -91,6 +97,12 @@ impl MapWriter {
     /// called.
     pub fn pieces(&mut self) -> impl Iterator<Item = Piece> + '_ {
         self.log.iter_mut().flat_map(PieceLog::drain)
+    }
+
+    /// Stores pages that equal another object's at the same index once: for the processes of one dump, which have been
+    /// forked from each other. Only among the objects of a shadow that this was called for. 4 bytes of DRAM a page.
+    pub fn share_with_siblings(&mut self) {
+        self.written.get_or_insert_default();
     }
 
     pub(crate) fn note(&mut self, first_index: u64, pages: u64, flags: u16, kept: Kept) {
@@ -129,6 +141,9 @@ impl MapWriter {
         crc: u32,
     ) -> Result<(), ShadowError> {
         self.count(index, 1);
+        if let Some(written) = &mut self.written {
+            written.push(index, location, crc);
+        }
         let part = Part::of_pages(index, page_entry(location, flags, crc));
         self.insert(out, 0, &part)
     }
@@ -179,6 +194,9 @@ impl MapWriter {
         {
             nodes.clear();
             *checkpoint = Some(Arc::clone(theirs));
+            if let Some(written) = &mut self.written {
+                written.keep(theirs);
+            }
         }
         // A leaf that was noted has its path noted, too.
         for (at, node) in parent.path().iter().rev() {

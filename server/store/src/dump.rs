@@ -203,6 +203,9 @@ impl DumpBuilder {
         let pages_id = pages_id.unwrap_or(FIRST_SERVED_PAGES_ID.saturating_add(counted));
         let has_parent = self.has_parent(id);
         let mut map = self.shadow.map();
+        if id.space_type == SpaceType::Process {
+            map.share_with_siblings();
+        }
         if let Some(tap) = tap_of(&mut self.follower) {
             map.watch();
             tap.space(id, pages_id);
@@ -415,6 +418,7 @@ impl DumpBuilder {
             stored_pages: stats.stored,
             zero_pages: stats.zero,
             parent_pages: stats.parent,
+            sibling_pages: stats.sibling,
             map_digest: stats.digest.to_vec(),
         });
         Ok(())

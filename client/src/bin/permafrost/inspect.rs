@@ -318,6 +318,7 @@ fn spaces(spaces: &[AddressSpace]) -> String {
         ("MEMORY", Align::Right),
         ("STORED", Align::Right),
         ("EQUAL", Align::Right),
+        ("SHARED", Align::Right),
         ("ZERO", Align::Right),
         ("IMAGE", Align::Left),
     ]);
@@ -331,6 +332,7 @@ fn spaces(spaces: &[AddressSpace]) -> String {
             pages(space.pages),
             pages(space.stored_pages),
             pages(space.parent_pages),
+            pages(space.sibling_pages),
             pages(space.zero_pages),
             format!("pages-{}.img", space.pages_id),
         ]);
