@@ -6,13 +6,13 @@
 //! ([`compaction`]), and a header record there makes that half active. Epochs are never used twice, not even by a
 //! compaction that a crash cut short, so records that are left over in a half never count.
 
-use std::collections::HashMap;
 use std::io;
 
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::PAGE_SIZE;
+use crate::by_id::ById;
 use crate::error::JournalError;
 use crate::geometry::Geometry;
 use crate::ids::{CheckpointId, PageNo, RegionUuid};
@@ -91,7 +91,7 @@ pub(crate) struct Journal {
     last_epoch: u32,
     /// Slot of the next record.
     next: u32,
-    live: HashMap<CheckpointId, Live>,
+    live: ById<Live>,
     next_order: u64,
     compaction: Option<Compaction>,
     /// True if the next compaction writes the state at once: one that went step by step did not work.
@@ -139,7 +139,7 @@ impl Journal {
         medium.flush(at, to_u64(RECORD_BYTES), flushed)
     }
 
-    pub(crate) fn live(&self) -> &HashMap<CheckpointId, Live> {
+    pub(crate) fn live(&self) -> &ById<Live> {
         &self.live
     }
 
@@ -384,12 +384,7 @@ impl Change {
 }
 
 /// Applies a change that is known to make sense, and whose record is in a half, at a slot.
-fn apply(
-    live: &mut HashMap<CheckpointId, Live>,
-    change: Change,
-    order: u64,
-    (half, slot): (u8, u32),
-) {
+fn apply(live: &mut ById<Live>, change: Change, order: u64, (half, slot): (u8, u32)) {
     if let Some(removed) = change.removes() {
         live.remove(&removed);
     }

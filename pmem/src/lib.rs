@@ -64,7 +64,7 @@ pub use members::{
     FindMember, FoundMember, MediumState, NoTierName, RegionMember, TierName, member_uuid,
 };
 pub use permafrost_layout as layout;
-use permafrost_layout::{ids, slots};
+use permafrost_layout::{by_id, ids, slots};
 pub use permafrost_medium::heap;
 pub use permafrost_medium::{
     Emulation, Flushed, Guarantee, LostPage, Medium, MediumError, MediumKind, NoDevice,

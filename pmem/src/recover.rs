@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::PAGE_BYTES;
 use crate::alloc::{Allocator, Lease, to_extents};
+use crate::by_id::ById;
 use crate::checkpoint::{Sealed, StoredCheckpoint};
 use crate::damage::{JournalDamage, UnreadableCheckpoint};
 use crate::error::{JournalError, OpenError};
@@ -109,7 +110,7 @@ impl RegionSummary {
             uuid: chosen.state.uuid,
             position: replayed.journal.position(),
             journal_damaged: replayed.damage.is_some(),
-            listed: replayed.journal.live().keys().copied().collect(),
+            listed: replayed.journal.live().iter().map(|(id, _)| *id).collect(),
         })
     }
 
@@ -127,7 +128,7 @@ pub(crate) struct Recovered {
     pub(crate) journal_damage: Option<JournalDamage>,
     pub(crate) superblock: SuperblockState,
     pub(crate) joined: Joined,
-    pub(crate) checkpoints: HashMap<CheckpointId, Arc<Sealed>>,
+    pub(crate) checkpoints: ById<Arc<Sealed>>,
     pub(crate) damaged: HashMap<CheckpointId, UnreadableCheckpoint>,
     pub(crate) unlisted: HashSet<CheckpointId>,
     pub(crate) report: RecoveryReport,
@@ -178,7 +179,7 @@ pub(crate) fn recover(
     };
 
     if replayed.damage.is_none() && roots.damaged.is_empty() {
-        offer_tails(&space, replayed.journal.live());
+        offer_tails(&space, std::mem::take(&mut roots.ends));
     }
 
     // 3. Write what opening changes. A medium that cannot take that can still be read.
@@ -253,24 +254,21 @@ fn read_journal(medium: &dyn Medium) -> Result<(Chosen, Replayed), OpenError> {
 /// The checkpoints that the journal lists.
 #[derive(Default)]
 struct Roots {
-    checkpoints: HashMap<CheckpointId, Arc<Sealed>>,
+    checkpoints: ById<Arc<Sealed>>,
     damaged: HashMap<CheckpointId, UnreadableCheckpoint>,
     copies_damaged: u64,
+    /// Segments that roots are in.
+    ends: HashMap<SegmentNo, SegmentEnd>,
     /// Bytes of the segments that are kept for the damaged checkpoints.
     withheld_bytes: u64,
 }
 
 impl Roots {
-    fn load(
-        space: &Arc<Space>,
-        live: &HashMap<CheckpointId, Live>,
-        is_partial: bool,
-    ) -> Result<Self, OpenError> {
+    fn load(space: &Arc<Space>, live: &ById<Live>, is_partial: bool) -> Result<Self, OpenError> {
         let mut roots = Self::default();
         // In the order of their places: memory is read ahead.
         let mut in_order: Vec<_> = live.iter().collect();
         in_order.sort_unstable_by_key(|(_, live)| live.root.0);
-        roots.checkpoints.reserve(live.len());
         for (&id, live) in in_order {
             let root = match root::load(space, id, live.root, live.root_crc32, false) {
                 Ok(root) => root,
@@ -282,6 +280,11 @@ impl Roots {
                 Err(error) => return Err(error),
             };
             roots.copies_damaged += root.damaged_copies;
+            if let Ok(place) = space.geometry.place(live.root, 2) {
+                let end = roots.ends.entry(place.segment).or_default();
+                end.page = end.page.max(place.page + 2 + root.pages_behind);
+                end.roots += 1;
+            }
             let lease = root::hold(space, &root);
             let manifest = (root.manifest, root.manifest_bytes);
             let place = (live.root, live.root_crc32);
@@ -330,20 +333,22 @@ impl Roots {
     }
 }
 
-/// Offers the tails of segments. A root is written last, so a segment ends behind the last root in it: if all its
-/// holders have their roots there. Another one may refer to pages behind it, which a removed checkpoint wrote.
-fn offer_tails(space: &Space, live: &HashMap<CheckpointId, Live>) {
-    let mut ends: HashMap<SegmentNo, (u32, u32)> = HashMap::new();
-    for live in live.values() {
-        if let Ok(place) = space.geometry.place(live.root, 2) {
-            let (end, roots) = ends.entry(place.segment).or_default();
-            *end = (*end).max(place.page + 2);
-            *roots += 1;
-        }
-    }
-    for (segment, (end, roots)) in ends {
-        if space.allocator().holders(segment) == roots {
-            space.offer_tail(segment, end);
+/// Roots in a segment.
+#[derive(Default)]
+struct SegmentEnd {
+    /// Place behind the pages of the checkpoint whose root is the last in the segment.
+    page: u32,
+    /// Number of roots.
+    roots: u32,
+}
+
+/// Offers the tails of segments. A checkpoint's last segment is the one with its root, which says how many of its pages
+/// are behind it. So a segment ends there behind its last root: if all its holders have their roots there. Another one
+/// may refer to pages behind it, which a removed checkpoint wrote.
+fn offer_tails(space: &Space, ends: HashMap<SegmentNo, SegmentEnd>) {
+    for (segment, end) in ends {
+        if space.allocator().holders(segment) == end.roots {
+            space.offer_tail(segment, end.page);
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
+use crate::by_id::ById;
 use crate::checkpoint::{CopyId, Sealed, StoredCheckpoint};
 use crate::damage::{JournalDamage, RegionFailure, UnreadableCheckpoint};
 use crate::error::{CloseError, FormatError, JournalError, OpenError};
@@ -96,13 +97,13 @@ const LISTED_AT_ONCE: usize = 4096;
 
 /// Sealed checkpoints by id and in the order of their seals.
 struct Checkpoints {
-    by_id: HashMap<CheckpointId, Arc<Sealed>>,
+    by_id: ById<Arc<Sealed>>,
     by_order: BTreeMap<u64, Arc<Sealed>>,
 }
 
 impl Checkpoints {
-    fn new(by_id: HashMap<CheckpointId, Arc<Sealed>>) -> Self {
-        let mut in_order: Vec<_> = by_id.values().cloned().collect();
+    fn new(by_id: ById<Arc<Sealed>>) -> Self {
+        let mut in_order: Vec<_> = by_id.iter().map(|(_, sealed)| Arc::clone(sealed)).collect();
         in_order.sort_unstable_by_key(|sealed| sealed.order);
         let in_order = in_order.into_iter();
         Self {

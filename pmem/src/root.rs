@@ -34,13 +34,28 @@ impl Manifest<'_> {
             Self::Blob(root, len_bytes) => (*root, *len_bytes),
         }
     }
+
+    /// Returns the bytes that stand in the root itself.
+    fn inline(&self) -> &[u8] {
+        match self {
+            Self::Inline(bytes) => bytes,
+            Self::Blob(..) => &[],
+        }
+    }
 }
 
 /// Returns true if a manifest of this length stands in the root page itself, behind the extents.
 pub(crate) fn has_room(out: &mut SegmentWriter, len_bytes: usize) -> Result<bool, ShadowError> {
+    let needed = extents_bytes(&out.holdings().extents()) + len_bytes;
+    if out.room_behind_nodes().is_some_and(|room| needed <= room) {
+        return Ok(true);
+    }
     out.reserve_pairs(1)?;
-    let extents = out.holdings().extents().len() * size_of::<ExtentEntry>();
-    Ok(extents + len_bytes <= ROOT_BODY_BYTES)
+    Ok(extents_bytes(&out.holdings().extents()) + len_bytes <= ROOT_BODY_BYTES)
+}
+
+fn extents_bytes(extents: &[Extent]) -> usize {
+    size_of::<ExtentEntry>() * extents.len()
 }
 
 /// A root as read.
@@ -51,17 +66,31 @@ pub(crate) struct Root {
     pub(crate) extents: Vec<Extent>,
     /// First copies of its pages; each second copy is the page after it.
     pub(crate) pages: Vec<PageNo>,
+    /// Pages of the checkpoint behind both copies of the first one, in the same segment.
+    pub(crate) pages_behind: u32,
     /// Number of pages of which one copy was damaged.
     pub(crate) damaged_copies: u64,
 }
 
 /// Writes the root pages of everything that `out` holds, the last page first, as each has the next
-/// one's checksum. Gives the first one's place and checksum.
+/// one's checksum. Gives the first one's place and checksum. A short root stands in the last page of map nodes.
 pub(crate) fn write(
     out: &mut SegmentWriter,
     id: CheckpointId,
     manifest: Manifest<'_>,
 ) -> Result<(PageNo, u32), ShadowError> {
+    let extents = out.holdings().extents();
+    if let Some(nodes) = out.take_nodes(extents_bytes(&extents) + manifest.inline().len()) {
+        let mut page = Box::new(RootPage::new_zeroed());
+        let len = nodes.bytes().len();
+        page.body[..len].copy_from_slice(nodes.bytes());
+        page.nodes_bytes = count(len);
+        page.pages_behind = U32::new(nodes.pages_behind);
+        page.extents_left = count(extents.len());
+        let bytes = fill(&mut page, id, &extents, Some(manifest));
+        return Ok((out.write_root(&nodes, &bytes)?, crc32fast::hash(&bytes)));
+    }
+    out.end_nodes()?;
     // The root lists its own segments too: allocate them before writing the list.
     let mut pages = 0;
     let extents = loop {
@@ -79,44 +108,51 @@ pub(crate) fn write(
     while let Some(chunk) = chunks.pop() {
         left += chunk.len();
         let mut page = Box::new(RootPage::new_zeroed());
-        page.magic = ROOT_MAGIC;
-        page.id = id.to_bytes();
         page.place = count(chunks.len());
         page.next = U64::new(next.0.0);
         page.next_crc32 = U32::new(next.1);
-        page.extents_here = count(chunk.len());
         page.extents_left = count(left);
-        let (entries, behind) = page.body.split_at_mut(size_of_val(chunk));
-        for (entry, extent) in entries
-            .chunks_exact_mut(size_of::<ExtentEntry>())
-            .zip(chunk)
-        {
-            let stored = ExtentEntry {
-                first: U32::new(extent.first),
-                segments: U32::new(extent.end - extent.first),
-            };
-            entry.copy_from_slice(stored.as_bytes());
-        }
-        if chunks.is_empty() {
-            let (map, len_bytes) = manifest.place();
-            page.manifest = map.stored();
-            page.manifest_bytes = U64::new(len_bytes);
-            if let Manifest::Inline(bytes) = manifest {
-                // There is room: it was asked for.
-                behind[..bytes.len()].copy_from_slice(bytes);
-            }
-        }
-        let mut bytes = [0; PAGE_SIZE];
-        bytes.copy_from_slice(page.as_bytes());
+        let bytes = fill(&mut page, id, chunk, chunks.is_empty().then_some(manifest));
         let crc = crc32fast::hash(&bytes);
         next = (out.append_twice(&bytes, crc)?, crc);
     }
     Ok(next)
 }
 
-/// Converts a number of extents: there are no more extents than segments, and those are counted in 32 bits.
-fn count(extents: usize) -> U32 {
-    U32::new(u32::try_from(extents).unwrap_or(u32::MAX))
+/// Completes a root page by extents and, in the first one, the manifest: behind its nodes, where there is room.
+fn fill(
+    page: &mut RootPage,
+    id: CheckpointId,
+    extents: &[Extent],
+    manifest: Option<Manifest<'_>>,
+) -> [u8; PAGE_SIZE] {
+    page.magic = ROOT_MAGIC;
+    page.id = id.to_bytes();
+    page.extents_here = count(extents.len());
+    let nodes_bytes = to_usize(page.nodes_bytes.get().into());
+    let (entries, behind) = page.body[nodes_bytes..].split_at_mut(extents_bytes(extents));
+    let entries = entries.chunks_exact_mut(size_of::<ExtentEntry>());
+    for (entry, extent) in entries.zip(extents) {
+        let stored = ExtentEntry {
+            first: U32::new(extent.first),
+            segments: U32::new(extent.end - extent.first),
+        };
+        entry.copy_from_slice(stored.as_bytes());
+    }
+    if let Some(manifest) = manifest {
+        let (map, len_bytes) = manifest.place();
+        page.manifest = map.stored();
+        page.manifest_bytes = U64::new(len_bytes);
+        behind[..manifest.inline().len()].copy_from_slice(manifest.inline());
+    }
+    let mut bytes = [0; PAGE_SIZE];
+    bytes.copy_from_slice(page.as_bytes());
+    bytes
+}
+
+/// Converts a number of extents or bytes: there are no more extents than segments, and those are counted in 32 bits.
+fn count(number: usize) -> U32 {
+    U32::new(u32::try_from(number).unwrap_or(u32::MAX))
 }
 
 /// Reads and verifies a root. The second copies of its pages are read, too, if `both`, and otherwise only where the
@@ -146,9 +182,10 @@ pub(crate) fn load(
         if !in_place {
             return Err(corrupt());
         }
-        let (entries, behind) = page
-            .body
-            .split_at(to_usize(u64::from(here)) * size_of::<ExtentEntry>());
+        let entries_bytes = to_usize(u64::from(here)) * size_of::<ExtentEntry>();
+        let body = page.body.get(to_usize(page.nodes_bytes.get().into())..);
+        let split = body.and_then(|body| body.split_at_checked(entries_bytes));
+        let (entries, behind) = split.ok_or_else(corrupt)?;
         for entry in entries.chunks_exact(size_of::<ExtentEntry>()) {
             let entry = ExtentEntry::read_from_bytes(entry).map_err(|_| corrupt())?;
             let extent =
@@ -161,7 +198,13 @@ pub(crate) fn load(
             if manifest.is_empty() && len_bytes > to_u64(behind.len()) {
                 return Err(corrupt());
             }
-            head = Some((manifest, len_bytes));
+            let segment_pages = space.geometry.segment_pages();
+            let place = space.geometry.place(at, 2).map_err(|_| corrupt())?;
+            let pages_behind = page.pages_behind.get();
+            if pages_behind > segment_pages - (place.page + 2) {
+                return Err(corrupt());
+            }
+            head = Some((manifest, len_bytes, pages_behind));
         }
         // Each page has an extent less to go: the chain ends.
         left = Some(page.extents_left.get() - here);
@@ -170,12 +213,14 @@ pub(crate) fn load(
         }
         (at, crc) = (PageNo(page.next.get()), page.next_crc32.get());
     }
-    let (manifest, manifest_bytes) = head.ok_or(OpenError::RootCorrupt { id, page: first })?;
+    let (manifest, manifest_bytes, pages_behind) =
+        head.ok_or(OpenError::RootCorrupt { id, page: first })?;
     Ok(Root {
         manifest,
         manifest_bytes,
         extents,
         pages,
+        pages_behind,
         damaged_copies,
     })
 }
@@ -189,8 +234,11 @@ pub(crate) fn manifest(
 ) -> Result<Vec<u8>, OpenError> {
     let corrupt = || OpenError::RootCorrupt { id, page: first };
     let (page, _) = load_page(space, first, first_crc32, false)?.ok_or_else(corrupt)?;
-    let at = to_usize(page.extents_here.get().into()) * size_of::<ExtentEntry>();
-    let bytes = page.body.get(at..at + to_usize(page.manifest_bytes.get()));
+    let at = to_usize(page.nodes_bytes.get().into())
+        + to_usize(page.extents_here.get().into()) * size_of::<ExtentEntry>();
+    let bytes = page
+        .body
+        .get(at..at.saturating_add(to_usize(page.manifest_bytes.get())));
     bytes.map(<[u8]>::to_vec).ok_or_else(corrupt)
 }
 

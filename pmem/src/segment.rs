@@ -11,7 +11,7 @@ use crate::alloc::{Allocated, Holdings};
 use crate::error::ShadowError;
 use crate::geometry::Geometry;
 use crate::ids::{PageNo, SegmentNo};
-use crate::layout::{SEGMENT_MAGIC, SegmentHeader};
+use crate::layout::{ROOT_HEAD_BYTES, SEGMENT_MAGIC, SegmentHeader};
 use crate::space::Space;
 use crate::{PAGE_BYTES, PAGE_SIZE};
 use permafrost_medium::convert::{to_u64, to_usize};
@@ -28,18 +28,49 @@ pub(crate) struct SegmentWriter {
     pages_written: u64,
     /// True if a segment was taken.
     has_begun: bool,
+    /// True if a page of nodes was begun.
+    has_nodes: bool,
     /// Flushed, and no fence came after it.
     flushed: Flushed,
 }
 
 /// A page of map nodes that has room for more. Its place is taken, and blank; it is written before its segment's
-/// header.
+/// header is for the last time.
 struct NodePage {
     location: PageNo,
     /// Its place in the open segment.
     place: u32,
     used: usize,
     bytes: Box<[u8; PAGE_SIZE]>,
+    /// True while the next place is taken for it, too, and blank: for more nodes, or for the second copy if the page
+    /// becomes the root. The page then has room for the head of a root.
+    has_spare: bool,
+}
+
+impl NodePage {
+    fn new(location: PageNo, place: u32, has_spare: bool) -> Self {
+        Self {
+            location,
+            place,
+            used: if has_spare { ROOT_HEAD_BYTES } else { 0 },
+            bytes: Box::new([0; PAGE_SIZE]),
+            has_spare,
+        }
+    }
+}
+
+/// A page of map nodes that becomes a root page.
+pub(crate) struct NodesOfRoot {
+    nodes: NodePage,
+    /// Pages of the shadow behind it and its copy, in the same segment.
+    pub(crate) pages_behind: u32,
+}
+
+impl NodesOfRoot {
+    /// Returns the nodes: the beginning of the page's body.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.nodes.bytes[ROOT_HEAD_BYTES..self.nodes.used]
+    }
 }
 
 /// Bytes of an entry of a header's checksums.
@@ -70,6 +101,7 @@ impl SegmentWriter {
             reserved: Vec::new(),
             pages_written: 0,
             has_begun: false,
+            has_nodes: false,
             flushed: Flushed::new(),
         }
     }
@@ -135,16 +167,7 @@ impl SegmentWriter {
     pub(crate) fn append_node(&mut self, node: &[u8]) -> Result<(PageNo, u16), ShadowError> {
         let room = |page: &NodePage| page.used + node.len() <= PAGE_SIZE;
         if !self.nodes.as_ref().is_some_and(room) {
-            self.end_nodes()?;
-            // A page that the medium cannot take shows now, before anything refers to it.
-            let bytes = Box::new([0; PAGE_SIZE]);
-            let location = self.append(&bytes, 0)?;
-            self.nodes = Some(NodePage {
-                location,
-                place: self.open.as_ref().map_or(0, |open| open.next - 1),
-                used: 0,
-                bytes,
-            });
+            self.begin_nodes()?;
         }
         let Some(page) = self.nodes.as_mut() else {
             return Ok((PageNo(0), 0));
@@ -155,21 +178,93 @@ impl SegmentWriter {
         Ok((page.location, u16::try_from(offset).unwrap_or(u16::MAX)))
     }
 
+    /// Begins a page of nodes. The first takes two places side by side, so that it may become the root; the second is
+    /// in the other place then. Later ones take one: behind many nodes a page for the root is little.
+    fn begin_nodes(&mut self) -> Result<(), ShadowError> {
+        let last = self.nodes.as_ref().filter(|last| last.has_spare);
+        let spare = last.map(|last| NodePage::new(last.location.plus(1), last.place + 1, false));
+        self.end_nodes()?;
+        self.nodes = spare;
+        if self.nodes.is_some() {
+            return Ok(());
+        }
+        // A page that the medium cannot take shows now, before anything refers to it.
+        let blank = Box::new([0; PAGE_SIZE]);
+        let pages = self.space.geometry.segment_pages();
+        let is_last = |open: &OpenSegment| open.next + 1 == pages;
+        let is_later = std::mem::replace(&mut self.has_nodes, true);
+        let is_single = is_later || self.open.as_ref().is_some_and(is_last);
+        let mut location = self.append(&blank, 0)?;
+        let mut has_spare = false;
+        if !is_single {
+            let next = self.append(&blank, 0)?;
+            has_spare = next == location.plus(1);
+            if !has_spare {
+                // The medium could not take a page: the next one is in another segment.
+                location = next;
+            }
+        }
+        let behind = 1 + u32::from(has_spare);
+        let place = self.open.as_ref().map_or(0, |open| open.next - behind);
+        self.nodes = Some(NodePage::new(location, place, has_spare));
+        Ok(())
+    }
+
     /// Writes the page of nodes.
-    fn end_nodes(&mut self) -> io::Result<()> {
-        let (Some(page), Some(open)) = (self.nodes.take(), self.open.as_mut()) else {
+    pub(crate) fn end_nodes(&mut self) -> io::Result<()> {
+        match self.nodes.take() {
+            Some(page) => self.write_taken(page.place, 1, &page.bytes),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the bytes that a root page has behind the nodes, if the page of nodes can become one.
+    pub(crate) fn room_behind_nodes(&self) -> Option<usize> {
+        let page = self.nodes.as_ref().filter(|page| page.has_spare)?;
+        Some(PAGE_SIZE - page.used)
+    }
+
+    /// Takes the page of nodes, to become a root page with so many more bytes; `None` if it cannot.
+    pub(crate) fn take_nodes(&mut self, more_bytes: usize) -> Option<NodesOfRoot> {
+        self.room_behind_nodes()
+            .filter(|room| more_bytes <= *room)?;
+        let (nodes, open) = (self.nodes.take()?, self.open.as_ref()?);
+        Some(NodesOfRoot {
+            pages_behind: open.next - (nodes.place + 2),
+            nodes,
+        })
+    }
+
+    /// Writes a root page with the nodes that were taken, twice; gives the place of the first copy.
+    pub(crate) fn write_root(
+        &mut self,
+        taken: &NodesOfRoot,
+        page: &[u8; PAGE_SIZE],
+    ) -> io::Result<PageNo> {
+        self.write_taken(taken.nodes.place, 2, page)?;
+        Ok(taken.nodes.location)
+    }
+
+    /// Writes a page to places in the open segment that are taken and blank.
+    fn write_taken(&mut self, first: u32, copies: u32, page: &[u8; PAGE_SIZE]) -> io::Result<()> {
+        let Some(open) = self.open.as_mut() else {
             return Ok(());
         };
-        let at = open.segment.header_at + u64::from(page.place) * PAGE_BYTES;
-        let crc = crc32fast::hash(page.bytes.as_slice());
-        open.header.crcs[to_usize(u64::from(page.place))] = U32::new(crc);
-        // SAFETY: a page that this shadow has appended, has not flushed, and does not read.
-        let written = unsafe { self.space.medium.write_streaming(at, page.bytes.as_slice()) };
-        written.inspect_err(|error| {
-            if LostPage::of(error).is_none() {
-                self.space.fail("write pages", error);
-            }
-        })
+        // Flushed again, if it was.
+        open.flushed = open.flushed.min(first);
+        let crc = crc32fast::hash(page);
+        for place in first..first + copies {
+            open.header.crcs[to_usize(u64::from(place))] = U32::new(crc);
+            let at = open.segment.header_at + u64::from(place) * PAGE_BYTES;
+            // SAFETY: a page that this shadow has appended, that nothing durable refers to, and that it does not read.
+            let written = unsafe { self.space.medium.write_streaming(at, page) };
+            written.inspect_err(|error| {
+                if LostPage::of(error).is_none() {
+                    self.space.fail("write pages", error);
+                }
+            })?;
+        }
+        Ok(())
     }
 
     /// Writes one page twice, side by side in one segment; gives the place of the first.
@@ -207,9 +302,12 @@ impl SegmentWriter {
         }
     }
 
-    /// Begins making everything appended durable. To be followed by a fence.
+    /// Begins making everything appended durable, but for a page of nodes that may become the root. To be followed by
+    /// a fence.
     fn flush(&mut self) -> io::Result<()> {
-        self.end_nodes()?;
+        if self.room_behind_nodes().is_none() {
+            self.end_nodes()?;
+        }
         match self.open.as_mut() {
             Some(open) => open.flush(&self.space, &mut self.flushed),
             None => Ok(()),

@@ -246,8 +246,8 @@ impl Shadow {
         self.out.pages_written() * PAGE_BYTES
     }
 
-    /// Makes everything appended so far durable, at the cost of a fence if there is anything. Nothing refers to it
-    /// yet: a crash still frees it.
+    /// Makes everything appended so far durable, but for a page with nodes that the root may go to, at the cost of a
+    /// fence if there is anything. Nothing refers to it yet: a crash still frees it.
     ///
     /// # Errors
     /// [`ShadowError::Io`].

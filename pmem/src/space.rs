@@ -13,7 +13,9 @@ use crate::damage::RegionFailure;
 use crate::error::{MapFault, SegmentError, SegmentPlace};
 use crate::geometry::Geometry;
 use crate::ids::{RegionUuid, SegmentNo, SlotNo};
-use crate::layout::{PackedHeader, SEGMENT_CRCS, SEGMENT_MAGIC, SegmentHeader, StoredPages};
+use crate::layout::{
+    PackedHeader, ROOT_MAGIC, SEGMENT_CRCS, SEGMENT_MAGIC, SegmentHeader, StoredPages,
+};
 use crate::readers::Readers;
 use crate::slots::Slots;
 use crate::table::{SegmentTable, packed_header_bytes};
@@ -163,6 +165,20 @@ impl Space {
         let read = self.medium.read(at, copy.as_mut_slice());
         read.map_err(SegmentError::Io)?;
         Ok(copy)
+    }
+
+    /// Returns the next page if it is the second copy of a root page at `place`, and intact.
+    pub(crate) fn second_copy(&self, place: SegmentPlace) -> Option<SegmentPlace> {
+        let page = place.page + 1;
+        let copy = SegmentPlace { page, ..place };
+        if page >= self.geometry.segment_pages() {
+            return None;
+        }
+        let mut crcs = Vec::new();
+        self.read_crcs(place, 2, &mut crcs).ok()?;
+        let content = self.read_page(copy).ok()?;
+        let crc = U32::new(crc32fast::hash(content.as_slice()));
+        (crcs == [crc, crc] && content.starts_with(&ROOT_MAGIC)).then_some(copy)
     }
 
     /// Appends the CRC32s of `pages` pages in a segment's header to `into`, as they are stored.

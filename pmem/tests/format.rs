@@ -124,7 +124,9 @@ fn code() -> BTreeMap<&'static str, (usize, Fields)> {
             extents_here: U32,
             extents_left: U32,
             place: U32,
-            reserved: [u8; 40],
+            nodes_bytes: U32,
+            pages_behind: U32,
+            reserved: [u8; 32],
             body: [u8; ROOT_BODY_BYTES],
         }),
         fields!(ExtentEntry {

@@ -274,8 +274,8 @@ fn a_delta_writes_and_hashes_the_path_to_what_changed() {
         let count = changed.len() as u64;
         assert_eq!((stats.stored, stats.parent), (count, PAGES - count));
         assert!(stats.nodes <= 5 * count, "{} nodes of {count}", stats.nodes);
-        // Two pages of nodes at most, however fragmented the map is.
-        assert!(added <= (count + 2) * PAGE_SIZE as u64);
+        // Two pages of nodes at most, however fragmented the map is, and one that the end of a segment leaves unused.
+        assert!(added <= (count + 3) * PAGE_SIZE as u64);
         region.delete(parent.id()).unwrap();
         parent = next;
     }
@@ -355,12 +355,14 @@ fn damage_in_a_shared_node_is_that_of_the_checkpoints_that_use_it() {
         map.lookup(index)
             .is_ok_and(|run| map.read(&run.unwrap()).is_ok())
     };
-    // Of the block with page 100 there are two leaves, of that with page 200 a single one.
+    // Of the block with page 100 there are two leaves, of that with page 200 a single one. The roots of the second and
+    // the third checkpoint contain their nodes, in two copies, of which one will do, also for the one that shares them.
     for (index, of_leaf, damaged) in [
         (100, 0, &[1_u128][..]),
-        (100, 1, &[2, 3]),
+        (100, 1, &[]),
+        (100, 2, &[]),
         (200, 0, &[1, 2, 3]),
-        (300, 1, &[3]),
+        (300, 1, &[]),
     ] {
         let at = leaves(index / 8 * 8)[of_leaf];
         let mut flipped = image.clone();

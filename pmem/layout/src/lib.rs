@@ -1,10 +1,11 @@
-//! Every structure that is stored in a region, and the names and numbers in them: no I/O here.
+//! Every structure that is stored in a region, the names and numbers in them, and a map by the former: no I/O here.
 //!
 //! Integers are little-endian; structures have no padding (asserted at the end, and `docs/format.md`
 //! is compared with this file by a test). Checksums are CRC32 (the IEEE polynomial, as in zlib).
 
 #![forbid(unsafe_code)]
 
+pub mod by_id;
 pub mod ids;
 pub mod slots;
 mod stored;
@@ -245,7 +246,9 @@ pub struct ExtentEntry {
 
 /// Extents in a root page.
 pub const ROOT_EXTENTS: usize = 496;
-/// Bytes for extents in a root page.
+/// Bytes of a root page before its body.
+pub const ROOT_HEAD_BYTES: usize = 128;
+/// Bytes for map nodes, extents and a manifest in a root page.
 pub const ROOT_BODY_BYTES: usize = ROOT_EXTENTS * size_of::<ExtentEntry>();
 
 /// A page of a checkpoint's root; an equal copy follows in the next page.
@@ -270,10 +273,15 @@ pub struct RootPage {
     pub extents_left: U32,
     /// Number of root pages before this one.
     pub place: U32,
+    /// Bytes of the map nodes at the beginning of the body; 0 in all but the first root page.
+    pub nodes_bytes: U32,
+    /// Pages that the checkpoint has behind both copies of its first root page, in the same segment; 0 in all but the
+    /// first root page.
+    pub pages_behind: U32,
     /// Reserved field, always zero.
-    pub reserved: [u8; 40],
-    /// Segments with pages of this checkpoint, ascending, its own and inherited ones: [`ExtentEntry`] each. Behind
-    /// them in the first root page the manifest, if it is short.
+    pub reserved: [u8; 32],
+    /// Map nodes, if they are few. Then the segments with pages of this checkpoint, ascending, its own and inherited
+    /// ones: [`ExtentEntry`] each. Behind them in the first root page the manifest, if it is short.
     pub body: [u8; ROOT_BODY_BYTES],
 }
 
@@ -346,6 +354,7 @@ const _: () = {
     assert!(PAGE_SIZE.is_multiple_of(RECORD_BYTES));
     assert!(size_of::<SegmentHeader>() == PAGE_SIZE);
     assert!(size_of::<RootPage>() == PAGE_SIZE);
+    assert!(std::mem::offset_of!(RootPage, body) == ROOT_HEAD_BYTES);
     assert!(size_of::<MapRootBytes>() == 32);
     assert!(size_of::<NodeHeader>() == 52);
     assert!(size_of::<SlotEntry>() == 14);

@@ -188,7 +188,7 @@ impl Journal {
         if let Some(change) = change {
             let mut live = state.into_iter().collect();
             apply(&mut live, change, self.next_order, (other, 0));
-            state = live.into_iter().collect();
+            state = live.iter().map(|(id, live)| (*id, *live)).collect();
         }
         let records = u32::try_from(state.len()).unwrap_or(u32::MAX);
         if records.saturating_add(1 + kept_free) > self.geometry.journal_records {

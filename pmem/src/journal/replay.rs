@@ -1,12 +1,12 @@
 //! Reading the journal at open.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::io;
 
 use zerocopy::FromBytes;
 
 use super::{Change, Journal, Live, apply, checksum, encode, record_at};
+use crate::by_id::ById;
 use crate::damage::JournalDamage;
 use crate::error::{JournalFault, OpenError};
 use crate::geometry::Geometry;
@@ -184,7 +184,7 @@ impl Start {
 /// The changes that the records of a half make.
 #[derive(Default)]
 struct Records {
-    live: HashMap<CheckpointId, Live>,
+    live: ById<Live>,
     next_order: u64,
     /// Slot after the last one.
     next: u32,

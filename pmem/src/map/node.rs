@@ -6,9 +6,10 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::{MAX_LEVEL, digest};
 use crate::PAGE_SIZE;
 use crate::checkpoint::StoredCheckpoint;
-use crate::error::{MapFault, PageError, outside};
+use crate::error::{MapFault, PageError, SegmentPlace, outside};
 use crate::ids::PageNo;
 use crate::layout::{NODE_MIXED, NODE_SLOTS, NodeHeader, SlotEntry};
+use crate::space::Space;
 use permafrost_medium::Medium;
 use permafrost_medium::convert::{to_u64, to_usize};
 
@@ -176,6 +177,17 @@ impl Node {
         if !checkpoint.lease().holds(place.segment) {
             return Err(outside(location));
         }
+        let node = Self::read(space, place, at, most);
+        // If the page is a root it has a second copy, and the node with it.
+        match node.is_err().then(|| space.second_copy(place)).flatten() {
+            Some(copy) => Self::read(space, copy, at, most).or(node),
+            None => node,
+        }
+    }
+
+    /// Reads and verifies a node in the page at `place`.
+    fn read(space: &Space, place: SegmentPlace, at: NodeRef, most: u8) -> Result<Self, PageError> {
+        let location = at.location;
         let malformed = |_| PageError::MapCorrupt {
             location,
             fault: MapFault::Malformed,
