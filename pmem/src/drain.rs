@@ -1,4 +1,4 @@
-//! Draining: all segments of a medium are moved to others.
+//! Moving whole slots to other media: a medium is drained, segments are cooled and warmed.
 //!
 //! A segment is moved as cleaning moves it, by one entry of the segment table; but as it is, with its dead pages and
 //! with damaged ones, so no map has to be read, and a medium is emptied however damaged its checkpoints are.
@@ -36,7 +36,53 @@ pub struct Drained {
     pub waiting: bool,
 }
 
+/// A slot with segments that can be moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OccupiedSlot {
+    slot: SlotNo,
+    segments: Vec<SegmentNo>,
+}
+
+impl OccupiedSlot {
+    /// Returns the number of the medium that the slot was on.
+    #[must_use]
+    pub fn medium(&self) -> usize {
+        self.slot.medium()
+    }
+
+    /// Returns the segments that were in it.
+    #[must_use]
+    pub fn segments(&self) -> &[SegmentNo] {
+        &self.segments
+    }
+}
+
 impl Region {
+    /// Returns the slots with segments, without those that a dump is writing to.
+    #[must_use]
+    pub fn occupied_slots(&self) -> Vec<OccupiedSlot> {
+        let slots = movable(self.space(), |_| true).into_iter();
+        slots
+            .map(|(slot, segments)| OccupiedSlot { slot, segments })
+            .collect()
+    }
+
+    /// Moves the segments of a slot to a medium, if they are still there and no dump is writing to them. Dumps and
+    /// readers go on meanwhile. Returns the bytes that were moved.
+    ///
+    /// # Errors
+    /// [`MediaError`]; nothing is lost.
+    pub fn move_slot(&self, from: &OccupiedSlot, to: usize) -> Result<u64, MediaError> {
+        self.journal().check()?;
+        let space = self.space();
+        let moved = move_slot(space, from.slot, &from.segments, &|| {
+            // One that is drained or removed since takes nothing.
+            let takes = space.allocator().order().contains(&to);
+            takes.then_some(to).into_iter().collect()
+        })?;
+        Ok(u64::from(moved) * u64::from(space.geometry.segment_bytes))
+    }
+
     /// Moves segments of a medium that is being drained, about `max_bytes`. Dumps and readers go on meanwhile.
     ///
     /// # Errors
@@ -57,12 +103,12 @@ impl Region {
         }
         let targets = targets(&superblock, space, &member.tier);
         let mut drained = Drained::default();
-        for (slot, segments) in movable(space, number) {
+        for (slot, segments) in movable(space, |medium| medium == number) {
             if drained.moved_bytes >= max_bytes {
                 break;
             }
             self.journal().check()?;
-            if move_slot(space, slot, &segments, &targets)? {
+            if move_slot(space, slot, &segments, &|| targets.clone())? {
                 drained.moved_bytes += u64::from(space.geometry.segment_bytes);
             }
         }
@@ -73,8 +119,8 @@ impl Region {
     }
 }
 
-/// Returns the slots of a medium with the held segments in them, without slots that a dump is writing to.
-fn movable(space: &Space, medium: usize) -> BTreeMap<SlotNo, Vec<SegmentNo>> {
+/// Returns the slots of some media with the held segments in them, without slots that a dump is writing to.
+fn movable(space: &Space, on: impl Fn(usize) -> bool) -> BTreeMap<SlotNo, Vec<SegmentNo>> {
     let mut slots: BTreeMap<SlotNo, Vec<SegmentNo>> = BTreeMap::new();
     let allocator = space.allocator();
     for segment in (0..space.table.len()).map(SegmentNo) {
@@ -82,7 +128,7 @@ fn movable(space: &Space, medium: usize) -> BTreeMap<SlotNo, Vec<SegmentNo>> {
             continue;
         }
         let slot = space.table.slot(segment);
-        if let Some(slot) = slot.filter(|slot| slot.medium() == medium) {
+        if let Some(slot) = slot.filter(|slot| on(slot.medium())) {
             slots.entry(slot).or_default().push(segment);
         }
     }
@@ -106,18 +152,18 @@ fn targets(superblock: &SuperblockState, space: &Space, from: &TierName) -> Vec<
     slower
 }
 
-/// Moves the segments of a slot; returns false if there is nothing to move any more.
+/// Moves the segments of a slot to the first of some media with room; returns false if there is nothing to move any more.
 fn move_slot(
     space: &Arc<Space>,
     from: SlotNo,
     segments: &[SegmentNo],
-    targets: &[usize],
+    targets: &dyn Fn() -> Vec<usize>,
 ) -> Result<bool, MediaError> {
     let _moving = space.lock_moves();
     let Some((_lease, segments)) = hold_all(space, from, segments) else {
         return Ok(false);
     };
-    let to = SlotHold::take_spare(space, targets).ok_or(CleanError::Full)?;
+    let to = SlotHold::take_spare(space, &targets()).ok_or(CleanError::Full)?;
     let slots = space.table.slots();
     let (from_at, to_at) = (slots.at(from), slots.at(to.slot));
     let mut flushed = Flushed::new();

@@ -49,7 +49,7 @@ mod table;
 pub use checkpoint::{ATTR_PINNED, ATTR_PROVISIONAL, ATTR_PUBLISHED, CopyId, StoredCheckpoint};
 pub use clean::{Cleaned, Survey};
 pub use damage::{JournalDamage, RegionFailure, UnreadableCheckpoint};
-pub use drain::Drained;
+pub use drain::{Drained, OccupiedSlot};
 pub use error::{
     BlobError, CleanError, CloseError, FormatError, GrowError, HealError, JournalError,
     JournalFault, MapFault, MediaError, OpenError, PageError, SealError, ShadowError,

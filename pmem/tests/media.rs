@@ -294,6 +294,43 @@ fn a_medium_is_drained_and_removed_under_readers() {
 }
 
 #[test]
+fn slots_move_between_media_under_readers() {
+    let (site, region) = Site::new(20 * SEGMENT);
+    let number = site.add(&region, "second", 20 * SEGMENT, "hdd");
+    let parent = seal(&region, 1, 10 * (PAGES - 1), None).unwrap();
+    seal(&region, 500, 30, Some((&parent, 3))).unwrap();
+    let before = used(&region, 0);
+    let map = parent.map(&root(&parent));
+    let run = map.runs().next().unwrap().unwrap();
+    let lent = map.read(&run).unwrap();
+    let slots = region.occupied_slots();
+    for slot in &slots {
+        assert_eq!(slot.medium(), 0);
+        assert_eq!(region.move_slot(slot, number).unwrap(), SEGMENT);
+        assert_eq!(region.move_slot(slot, number).unwrap(), 0, "it has left");
+    }
+    assert!(used(&region, 0) > 0, "the reader has pages there");
+    assert!(lent[..PAGE_SIZE] == page(1)[..]);
+    drop((run, map, parent));
+    assert_eq!((used(&region, 0), used(&region, number)), (0, before));
+    assert_content(&region, 1, 10 * (PAGES - 1), 1, 1);
+    // None is moved to a medium that takes nothing.
+    region.set_draining(number, true).unwrap();
+    let slots = region.occupied_slots();
+    let full = region.move_slot(&slots[0], number);
+    assert!(matches!(full, Err(MediaError::Clean(_))));
+    region.set_draining(number, false).unwrap();
+    for slot in slots.iter().take(2) {
+        region.move_slot(slot, 0).unwrap();
+    }
+    drop(region);
+    let region = site.open();
+    assert_eq!(used(&region, 0), 2);
+    assert_content(&region, 1, 10 * (PAGES - 1), 1, 1);
+    assert_content(&region, 500, 30, 1, 3);
+}
+
+#[test]
 fn a_dump_in_a_draining_medium_is_waited_for() {
     let (site, region) = Site::new(9 * SEGMENT);
     let number = site.add(&region, "second", 7 * SEGMENT, "hdd");

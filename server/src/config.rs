@@ -8,6 +8,7 @@ use permafrost_audit::AuditFile;
 use permafrost_cluster::repair::RepairLimits;
 use permafrost_cluster::{ClusterConfig, FailureDomain, NodeClass, Tier};
 use permafrost_clustered::Durability;
+use permafrost_cooling::CoolingRules;
 use permafrost_http_api::serve::Rate;
 use permafrost_metering::queues::QueuesOptions;
 use permafrost_pmem::Emulation;
@@ -66,6 +67,8 @@ pub struct Config {
     /// Period at which the region is examined for sparse segments, once it is half full and something was removed.
     /// Default a minute; `None`: the region is cleaned on request only.
     pub clean_interval: Option<Duration>,
+    /// Rules by which segments move to slower tiers. Applied at each `clean_interval`. Default 7 days, 80 percent.
+    pub cooling: CoolingRules,
     /// Period at which the rules of retention are applied to everything; to a job also after each of its dumps.
     /// Default 5 min; `None`: on request only.
     pub retention_interval: Option<Duration>,
@@ -152,6 +155,7 @@ impl Default for Config {
             quotas: None,
             scrub_period: Some(Duration::from_secs(7 * 86400)),
             clean_interval: Some(Duration::from_secs(60)),
+            cooling: CoolingRules::default(),
             retention_interval: Some(Duration::from_secs(300)),
             queues: QueuesOptions::default(),
             probe_period: Some(Duration::from_secs(300)),

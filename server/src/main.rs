@@ -17,6 +17,7 @@ use permafrost_audit::AuditFile;
 use permafrost_cluster::repair::RepairLimits;
 use permafrost_cluster::{ClusterConfig, FailureDomain, NodeClass, Tier, TlsFiles};
 use permafrost_clustered::Durability;
+use permafrost_cooling::CoolingRules;
 use permafrost_http_api::serve::Rate;
 use permafrost_metering::queues::QueuesOptions;
 use permafrost_pmem::Emulation;
@@ -125,6 +126,13 @@ struct Args {
     /// others, or `off`: then only `permafrost gc` does it.
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = parse_period)]
     clean_interval: Period,
+    /// Time without a dump or a restore after which parts of checkpoints move to the next slower tier of the region, or
+    /// `off`. What the newest generation of a job needs stays.
+    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = parse_period)]
+    cool_after: Period,
+    /// Percentage of a tier above which its coldest parts of checkpoints move to a slower one, or `off`.
+    #[arg(long, value_name = "PERCENT", default_value = "80", value_parser = parse_percent)]
+    cool_above: Percent,
     /// Period at which the rules of retention (`permafrost retention`) are applied to everything; to a job also after
     /// each of its dumps. `off`: only `permafrost prune` does it.
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_period)]
@@ -357,6 +365,10 @@ fn run(args: Args) -> anyhow::Result<()> {
         quotas: args.quotas.map(absolute).transpose()?,
         scrub_period: args.scrub_period.0,
         clean_interval: args.clean_interval.0,
+        cooling: CoolingRules {
+            after: args.cool_after.0,
+            above_percent: args.cool_above.0,
+        },
         retention_interval: args.retention_interval.0,
         queues: QueuesOptions {
             dumps_at_once: args.dumps_at_once.0,
@@ -456,6 +468,19 @@ fn parse_period(text: &str) -> Result<Period, String> {
         "0" => Err("say `off` for never".to_owned()),
         time => parse_duration(time).map(|time| Period(Some(time))),
     }
+}
+
+/// A percentage, or `off`.
+#[derive(Clone, Copy)]
+struct Percent(Option<u8>);
+
+fn parse_percent(text: &str) -> Result<Percent, String> {
+    if text == "off" {
+        return Ok(Percent(None));
+    }
+    let percent = text.parse().ok().filter(|percent| *percent <= 100);
+    let percent = percent.ok_or("say a number of 0 to 100, or `off`")?;
+    Ok(Percent(Some(percent)))
 }
 
 fn parse_durability(word: &str) -> Result<Durability, String> {

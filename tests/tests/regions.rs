@@ -73,6 +73,19 @@ fn a_region_spreads_over_files_and_is_gathered_again() {
     workload.modify().unwrap();
     first.run(&dump[..5]).unwrap();
     workload.wait_until_gone().unwrap();
+    // Cooled and warmed on request, and by the rules only what no newest generation needs.
+    let fast = used(&first, 0);
+    let would = first
+        .run(&["region", "cool", "spread", "--dry-run"])
+        .unwrap();
+    assert!(would.contains("would move"), "{would}");
+    assert_eq!(used(&first, 0), fast);
+    first.run(&["region", "cool", "spread"]).unwrap();
+    assert!(used(&first, 0) < fast);
+    first.run(&["verify", "spread"]).unwrap();
+    first.run(&["region", "warm", "spread"]).unwrap();
+    assert_eq!(used(&first, 0), fast);
+    assert_eq!(refused(&first, &["region", "warm", "nobody"]).0, 3);
     assert_eq!(refused(&first, &["region", "rm", path]).0, 4, "in use");
     assert_eq!(refused(&first, &["region", "rm", "0"]).0, 2);
     assert_eq!(refused(&first, &["region", "drain", "7"]).0, 3);

@@ -69,7 +69,7 @@ impl Player {
         let region = self.region();
         let joined = joined(&region);
         let place = self.rng.below(self.others.len() as u64) as usize;
-        match (joined.get(&place), self.rng.below(4)) {
+        match (joined.get(&place), self.rng.below(5)) {
             (None, 0..=2) => {
                 let tier = TierName::known(self.rng.below(3) as usize);
                 let medium = Arc::clone(&self.others[place]) as Arc<dyn Medium>;
@@ -81,6 +81,7 @@ impl Player {
             }
             (Some(&number), 0..=1) => self.drain(&region, number),
             (Some(&number), 2) => self.grow(&region, number, MEDIA[place + 1].0),
+            (Some(&number), _) if self.rng.one_in(2) => self.cool(&region, number),
             _ => self.grow(&region, 0, MEDIA[0].0),
         }
         model::check(&region, self.states.last().unwrap()).unwrap();
@@ -103,6 +104,22 @@ impl Player {
             }
             Err(MediaError::Grow(_)) => {}
             Err(error) => panic!("grow: {error}"),
+        }
+    }
+
+    /// Moves some slots to a medium, wherever they are, or away from it to the first.
+    fn cool(&mut self, region: &Region, number: usize) {
+        for slot in region.occupied_slots() {
+            let to = if slot.medium() == number { 0 } else { number };
+            if self.rng.one_in(2) {
+                match region.move_slot(&slot, to) {
+                    Ok(0) => panic!("the slot is as it was listed"),
+                    Ok(bytes) => assert_eq!(bytes, SEGMENT as u64),
+                    // Full, or drained.
+                    Err(MediaError::Clean(_)) => {}
+                    Err(error) => panic!("cool: {error}"),
+                }
+            }
         }
     }
 

@@ -9,7 +9,7 @@ pub struct RegionMedia {
     /// Media, the first one of each region first.
     #[prost(message, repeated, tag = "1")]
     pub media: Vec<MediumStatus>,
-    /// Bytes that draining has moved; 0 for other requests.
+    /// Bytes that draining, cooling or warming has moved, or would move; 0 for other requests.
     #[prost(uint64, tag = "2")]
     pub moved_bytes: u64,
 }

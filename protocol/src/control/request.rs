@@ -347,12 +347,12 @@ pub struct Prune {
     pub dry_run: bool,
 }
 
-/// List the media of the region, or change them. Answered by [`super::Progress`] while one is drained, then
+/// List the media of the region, or change them. Answered by [`super::Progress`] while segments are moved, then
 /// [`super::RegionMedia`].
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Media {
-    /// Change to make: `ls` (none), `add`, `grow`, `drain`, `undrain`, `remove`, or `give-up` for the loss of one
-    /// that is missing.
+    /// Change to make: `ls` (none), `add`, `grow`, `drain`, `undrain`, `remove`, `give-up` for the loss of one that
+    /// is missing, `cool` to move segments to slower tiers, or `warm` to move them to the fastest one with room.
     #[prost(string, tag = "1")]
     pub action: String,
     /// Medium to change: its number, its UUID, or the absolute path of its file. To add: the path.
@@ -364,6 +364,12 @@ pub struct Media {
     /// Size of a file to make or to let grow, bytes; 0 for a file that is there.
     #[prost(uint64, tag = "4")]
     pub size_bytes: u64,
+    /// Checkpoint to warm, or to cool: `JOB` or `JOB@GEN`. Empty: cool by the rules of the node.
+    #[prost(string, tag = "5")]
+    pub checkpoint: String,
+    /// Only count what `cool` or `warm` would move.
+    #[prost(bool, tag = "6")]
+    pub dry_run: bool,
 }
 
 /// Keep a place in a queue for a dump or a restore to come. Answered by [`super::Reserved`].

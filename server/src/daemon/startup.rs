@@ -191,6 +191,7 @@ pub(super) fn open_store(config: &Config) -> Result<MeasuredStore, StartError> {
         parked_file: Some(config.data_dir.join("parked.json")),
         observer: Arc::new(Learning(Arc::clone(&costs))),
         quotas: Arc::new(quotas.unwrap_or_default()),
+        cooling: config.cooling,
         ..StoreParts::new(
             region,
             RegionLocation { path, guarantee },

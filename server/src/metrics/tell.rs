@@ -328,6 +328,11 @@ impl Told<'_> {
                 "Bytes that cleaning wrote",
                 &counters.moved_bytes,
             ),
+            (
+                "tiered_bytes",
+                "Bytes that moved between tiers of the region",
+                &counters.tiered_bytes,
+            ),
         ];
         for (name, help, count) in all {
             self.counter(name, help, count.value())?;

@@ -37,13 +37,15 @@ pub(super) struct CleaningState {
     requests: AtomicUsize,
 }
 
-/// The last time that live pages were looked for.
+/// The last time that live pages were looked for, and the next time that cooling is decided on.
 #[derive(Default)]
-struct LastSurvey {
+pub(super) struct LastSurvey {
     /// Position of the region then.
     position: u64,
     /// Earliest time of the next one in the background.
     next: Option<Instant>,
+    /// Earliest time at which cooling is decided on next in the background.
+    pub(super) next_cooling: Option<Instant>,
 }
 
 impl CleaningState {
@@ -62,9 +64,7 @@ impl Store {
         dry_run: bool,
         progress: ProgressReceiver<'_>,
     ) -> Result<GcReport, StoreError> {
-        self.cleaning.requests.fetch_add(1, Ordering::Relaxed);
-        let mut last = self.cleaning.lock();
-        self.cleaning.requests.fetch_sub(1, Ordering::Relaxed);
+        let mut last = self.lock_cleaning();
         let mut survey = self.survey(&mut last);
         let segment_bytes = self.region.usage().segment_bytes;
         let mut report = RegionGc {
@@ -88,15 +88,24 @@ impl Store {
         })
     }
 
-    /// Moves segments away from media that are drained; then cleans in the background, if the region fills up,
-    /// something has changed since the last pass and it is worth it. Yields to dumps. Ends early if `stopped` returns
-    /// true. Returns true if it moved anything.
+    /// Waits until nothing is cleaned in the background, and keeps it so.
+    pub(super) fn lock_cleaning(&self) -> MutexGuard<'_, LastSurvey> {
+        self.cleaning.requests.fetch_add(1, Ordering::Relaxed);
+        let last = self.cleaning.lock();
+        self.cleaning.requests.fetch_sub(1, Ordering::Relaxed);
+        last
+    }
+
+    /// Moves segments away from media that are drained, and between tiers; then cleans in the background, if the region
+    /// fills up, something has changed since the last pass and it is worth it. Yields to dumps. Ends early if `stopped`
+    /// returns true. Returns true if it moved anything.
     ///
     /// # Errors
     /// Those of [`Store::gc`].
     pub fn clean_in_background(&self, stopped: &dyn Fn() -> bool) -> Result<bool, StoreError> {
         let drained = self.drain_some(stopped)?;
         let mut last = self.cleaning.lock();
+        let drained = self.cool_some(&mut last, stopped)? || drained;
         let (usage, position) = (self.region.usage(), self.region.position());
         let ample = usage.free_bytes > usage.capacity_bytes / AMPLE;
         let too_soon = last.next.is_some_and(|next| Instant::now() < next);
@@ -108,19 +117,30 @@ impl Store {
             return Ok(drained);
         }
         let mut report = RegionGc::default();
+        self.work_in_steps(stopped, &mut || self.clean_step(&mut survey, &mut report))?;
+        let (freed, written) = (report.freed_bytes, report.written_bytes);
+        tracing::info!(freed, written, "region cleaned");
+        Ok(freed > 0 || drained)
+    }
+
+    /// Repeats a step until it returns true. Rests between steps, longer while dumps come in; ends early if `stopped`
+    /// returns true, and when a request waits.
+    pub(super) fn work_in_steps(
+        &self,
+        stopped: &dyn Fn() -> bool,
+        step: &mut dyn FnMut() -> Result<bool, StoreError>,
+    ) -> Result<(), StoreError> {
         let stopped = &|| stopped() || self.cleaning.requests.load(Ordering::Relaxed) > 0;
         while !stopped() {
             let began = Instant::now();
-            if self.clean_step(&mut survey, &mut report)? {
+            if step()? {
                 break;
             }
             let [busy, idle] = PARTS;
             let parts = if self.is_receiving() { busy } else { idle };
             rest(began.elapsed() * (parts - 1), stopped);
         }
-        let (freed, written) = (report.freed_bytes, report.written_bytes);
-        tracing::info!(freed, written, "region cleaned");
-        Ok(freed > 0 || drained)
+        Ok(())
     }
 
     /// Finds the live pages of the region.

@@ -89,6 +89,8 @@ pub struct Counters {
     pub cleaned_bytes: Counter,
     /// Bytes that cleaning wrote: pages that it moved, and their headers.
     pub moved_bytes: Counter,
+    /// Bytes that cooling and warming moved between tiers.
+    pub tiered_bytes: Counter,
 }
 
 impl Counters {

@@ -9,6 +9,7 @@ pub mod catalog;
 mod checking;
 mod clean;
 pub mod clock;
+mod cooling;
 mod copy;
 mod counters;
 mod digest;
@@ -46,6 +47,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
+use permafrost_cooling::CoolingRules;
 use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, Region};
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::manifest::{JobName, Kind, Manifest, Origin, check_restore_options};
@@ -132,6 +134,8 @@ pub struct StoreParts {
     pub observer: Arc<dyn Observer>,
     /// Limits of namespaces. Default none.
     pub quotas: Arc<Quotas>,
+    /// Rules by which segments move to slower tiers.
+    pub cooling: CoolingRules,
 }
 
 impl StoreParts {
@@ -146,6 +150,7 @@ impl StoreParts {
             parked_file: None,
             observer: Arc::new(Unobserved),
             quotas: Arc::default(),
+            cooling: CoolingRules::default(),
         }
     }
 }
@@ -172,6 +177,7 @@ pub struct Store {
     /// Number of copies of dumps that are being received.
     copies_coming: copy::Coming,
     cleaning: clean::CleaningState,
+    cooling: cooling::CoolingState,
     quarantine: quarantine::Quarantine,
     counters: Arc<Counters>,
     observer: Arc<dyn Observer>,
@@ -194,6 +200,7 @@ impl Store {
             parked_file,
             observer,
             quotas,
+            cooling,
         } = parts;
         let mut truth: Vec<(String, bool)> = region
             .listed()
@@ -220,6 +227,7 @@ impl Store {
             copies_coming: copy::Coming::default(),
             quarantine: quarantine::Quarantine::default(),
             cleaning: clean::CleaningState::default(),
+            cooling: cooling::CoolingState::new(cooling),
             counters: Arc::default(),
             observer,
             quotas,

@@ -150,6 +150,9 @@ impl Store {
         restoring: Restoring,
         bytes: u64,
     ) {
+        if here {
+            self.cooling.record(&checkpoint.id);
+        }
         let ticket = restoring.ticket;
         ticket.read_so_far(bytes);
         let (expected, all_bytes) = (ticket.expected(), ticket.all_read());

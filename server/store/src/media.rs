@@ -46,6 +46,8 @@ impl Store {
                 self.set_draining(number, true)?;
                 moved_bytes = self.drain(number, progress)?;
             }
+            "cool" => moved_bytes = self.cool(request, progress)?,
+            "warm" => moved_bytes = self.warm(request, progress)?,
             "undrain" => self.set_draining(self.medium_named(&request.medium)?, false)?,
             "remove" => {
                 let number = self.medium_named(&request.medium)?;

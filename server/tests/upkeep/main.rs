@@ -3,6 +3,7 @@
 #![allow(missing_docs)]
 
 mod adopting;
+mod cooling;
 mod medium;
 mod metrics;
 mod options;

@@ -52,7 +52,7 @@ fn remove(checkpoint: &str) -> request::Remove {
 }
 
 /// Returns the pages of a checkpoint as they are exported.
-fn exported(store: &ClusteredStore, dir: &Path, checkpoint: &str) -> Vec<u8> {
+pub(crate) fn exported(store: &ClusteredStore, dir: &Path, checkpoint: &str) -> Vec<u8> {
     let out = tempfile::tempdir_in(dir).unwrap();
     let directory = OwnedFd::from(std::fs::File::open(out.path()).unwrap());
     store

@@ -15,6 +15,8 @@ use permafrost_terminal::interrupt::Interrupts;
 use permafrost_terminal::progress::ProgressDisplay;
 use permafrost_terminal::table::{Align, Table};
 
+use crate::arguments::checkpoint_name;
+
 pub(crate) const REGION_EXAMPLES: &str = "\
 A region is on one file (permafrostd --region) and on up to 15 more. New dumps go to the fastest tier with room: nvm, \
 ssd, hdd, then names of your own. A MEDIUM is a number, a UUID or a path as `ls` prints them; 0 is the first file.
@@ -24,6 +26,8 @@ Examples:
     permafrost region add /srv/hdd/more --size 2T --tier hdd
     permafrost region grow 0 64G
     permafrost region drain 1 && permafrost region rm 1
+    permafrost region cool --dry-run         would move by the node's rules (permafrostd --cool-after, --cool-above)
+    permafrost region warm train@7           its pages move to the fastest tier with room
     permafrost region rm 1 --lost --yes      its file is gone for good
     permafrost region check /var/lib/permafrost/region      no daemon has it open
 ";
@@ -66,6 +70,23 @@ enum RegionCommand {
         /// Stop draining it: dumps may go there again.
         #[arg(long)]
         undo: bool,
+    },
+    /// Move parts of checkpoints to slower tiers: what the rules of the node say, or one checkpoint.
+    Cool {
+        /// Checkpoint to move to the next slower tier, whatever the rules say.
+        #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
+        checkpoint: Option<String>,
+        /// Only print how much would move.
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Move a checkpoint to the fastest tier with room.
+    Warm {
+        #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
+        checkpoint: String,
+        /// Only print how much would move.
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Remove a file that is drained from the region. The file itself stays.
     Rm {
@@ -115,10 +136,27 @@ pub(crate) fn region(context: &Context, arguments: RegionArguments) -> Result<()
         RegionCommand::Drain { medium, undo } => {
             change(if undo { "undrain" } else { "drain" }, named(&medium)?)
         }
+        RegionCommand::Cool {
+            checkpoint,
+            dry_run,
+        } => request::Media {
+            checkpoint: checkpoint.unwrap_or_default(),
+            dry_run,
+            ..change("cool", String::new())
+        },
+        RegionCommand::Warm {
+            checkpoint,
+            dry_run,
+        } => request::Media {
+            checkpoint,
+            dry_run,
+            ..change("warm", String::new())
+        },
         RegionCommand::Rm { medium, lost, .. } => {
             change(if lost { "give-up" } else { "remove" }, named(&medium)?)
         }
     };
+    let moves = matches!(request.action.as_str(), "cool" | "warm").then_some(request.dry_run);
     let drained = (request.action == "drain").then(|| request.medium.clone());
     let interrupts = Interrupts::install()?;
     let mut connection = context.connect()?;
@@ -135,6 +173,11 @@ pub(crate) fn region(context: &Context, arguments: RegionArguments) -> Result<()
         if let Some(medium) = &drained {
             text.push_str(&format!("{} moved; ", human::bytes(media.moved_bytes)));
             text.push_str(&left(media, medium));
+        }
+        if let Some(dry_run) = moves {
+            let moved = human::bytes(media.moved_bytes);
+            let verb = if dry_run { "would move" } else { "moved" };
+            text.push_str(&format!("{moved} {verb} between tiers"));
         }
         text
     })

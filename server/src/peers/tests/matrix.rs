@@ -113,7 +113,7 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
             prune("", text(), true),
             prune(&text(), String::new(), false),
         ],
-        Media => [media("ls"), media("add"), media("give-up")],
+        Media => [media("ls"), media("add"), media("give-up"), media("cool"), media("warm")],
         Reserve => [local::Reserve { node: text(), direction: "write".to_owned(), ..Default::default() }],
         CancelReservation => [local::CancelReservation { token: text(), node: String::new() }],
         Took => [local::Took { checkpoint: text(), ..Default::default() }],
