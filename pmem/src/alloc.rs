@@ -11,7 +11,7 @@
 mod holds;
 mod slots;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::geometry::Geometry;
@@ -19,6 +19,7 @@ use crate::ids::{SegmentNo, SlotNo};
 use crate::slots::Slots;
 use crate::space::Space;
 use crate::table::Position;
+use permafrost_cipher::KeyId;
 use permafrost_medium::convert::to_usize;
 use permafrost_medium::{MAX_MEDIA, Medium};
 
@@ -44,8 +45,10 @@ pub(crate) struct Allocator {
     order: Vec<usize>,
     /// Number from which a free segment is searched that is not the one of its slot.
     next_number: u32,
-    /// Held segments with room behind their last page, by medium, and that room's first page.
-    tails: BTreeMap<(usize, SegmentNo), u32>,
+    /// Held segments with room behind their last page, by medium and key, and that room's first page.
+    tails: BTreeMap<(usize, Option<KeyId>, SegmentNo), u32>,
+    /// Keys of those that are encrypted.
+    tail_keys: HashMap<SegmentNo, KeyId>,
     /// Held segments without a page that a listed checkpoint refers to.
     dead: HashSet<SegmentNo>,
     /// True while every sealed checkpoint has its holders, and the region can be written: what has no holder is free.
@@ -64,6 +67,7 @@ impl Allocator {
             order: Vec::new(),
             next_number: 0,
             tails: BTreeMap::new(),
+            tail_keys: HashMap::new(),
             dead: HashSet::new(),
             is_complete: false,
         }
@@ -74,10 +78,12 @@ impl Allocator {
         &mut self,
         geometry: &Geometry,
         (segment, slot): (SegmentNo, SlotNo),
+        key: Option<KeyId>,
         page: u32,
     ) {
         if !self.is_free(segment) && page + MIN_TAIL_PAGES <= geometry.segment_pages() {
-            self.tails.insert((slot.medium(), segment), page);
+            self.tails.insert((slot.medium(), key, segment), page);
+            self.tail_keys.extend(key.map(|key| (segment, key)));
         }
     }
 
@@ -89,15 +95,19 @@ impl Allocator {
 
     /// Forgets the other tails: nothing is appended to their segments from now on.
     pub(crate) fn retain_tails(&mut self, keep: impl Fn(SegmentNo) -> bool) {
-        self.tails.retain(|&(_, segment), _| keep(segment));
+        self.tails.retain(|&(_, _, segment), _| keep(segment));
+        self.tail_keys.retain(|&segment, _| keep(segment));
     }
 
-    /// Takes the first tail on a medium.
-    fn next_tail(&mut self, medium: usize) -> Option<(SegmentNo, u32)> {
-        let mut on_it = self.tails.range((medium, SegmentNo(0))..);
-        let (&place, &page) = on_it.next().filter(|((on, _), _)| *on == medium)?;
+    /// Takes the first tail on a medium whose segment has that key.
+    fn next_tail(&mut self, medium: usize, key: Option<KeyId>) -> Option<(SegmentNo, u32)> {
+        let mut suitable = self.tails.range((medium, key, SegmentNo(0))..);
+        let (&place, &page) = suitable
+            .next()
+            .filter(|((on, under, _), _)| (*on, *under) == (medium, key))?;
         self.tails.remove(&place);
-        Some((place.1, page))
+        self.tail_keys.remove(&place.2);
+        Some((place.2, page))
     }
 
     /// Adds segment numbers, so that there are `segments`.
@@ -114,7 +124,7 @@ impl Allocator {
     /// Forgets a medium that is gone.
     pub(crate) fn remove_medium(&mut self, medium: usize) {
         self.media[medium] = MediumSlots::default();
-        self.tails.retain(|(on, _), _| *on != medium);
+        self.tails.retain(|(on, _, _), _| *on != medium);
     }
 
     /// Sets the media that slots are taken from, the fastest first.
@@ -198,7 +208,8 @@ impl Allocator {
         }
         self.dead.remove(&segment);
         if let Some(slot) = slot {
-            self.tails.remove(&(slot.medium(), segment));
+            let key = self.tail_keys.remove(&segment);
+            self.tails.remove(&(slot.medium(), key, segment));
             self.vacate(slot);
         }
         true
@@ -269,15 +280,21 @@ impl Space {
 
     /// Remembers that a held segment has room from `page` on.
     pub(crate) fn offer_tail(&self, segment: SegmentNo, page: u32) {
+        let key = self.key_of(segment);
         let mut allocator = self.allocator();
         if let Some(slot) = self.table.slot(segment) {
-            allocator.offer_tail(&self.geometry, (segment, slot), page);
+            allocator.offer_tail(&self.geometry, (segment, slot), key, page);
         }
     }
 
-    /// Returns a tail on a medium that can be written to; those that cannot are forgotten.
-    fn take_tail(&self, allocator: &mut Allocator, medium: usize) -> Option<(SegmentNo, u64, u32)> {
-        while let Some((segment, page)) = allocator.next_tail(medium) {
+    /// Returns a tail with that key on a medium that can be written to; those that cannot are forgotten.
+    fn take_tail(
+        &self,
+        allocator: &mut Allocator,
+        medium: usize,
+        key: Option<KeyId>,
+    ) -> Option<(SegmentNo, u64, u32)> {
+        while let Some((segment, page)) = allocator.next_tail(medium, key) {
             let position = self.table.position(segment);
             let Some(at) = position.filter(|at| at.packed_pages.is_none()) else {
                 continue;

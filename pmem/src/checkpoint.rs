@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::alloc::Lease;
-use crate::error::{BlobError, MapFault, OpenError, PageError};
+use crate::error::{BlobError, OpenError, PageError};
 use crate::ids::{CheckpointId, PageNo, SegmentNo};
 use crate::map::{MapRoot, PageMap};
 use crate::readers::Reader;
@@ -133,11 +133,7 @@ impl StoredCheckpoint {
         let sealed = &self.sealed;
         if sealed.manifest.is_empty() {
             let (page, crc32) = sealed.root;
-            let read = root::manifest(&sealed.space, sealed.id, page, crc32);
-            return read.map_err(|_| PageError::MapCorrupt {
-                location: page,
-                fault: MapFault::RootPage,
-            });
+            return root::manifest(&sealed.space, page, crc32);
         }
         let mut manifest = Vec::new();
         let map = self.map(&sealed.manifest);

@@ -36,6 +36,7 @@ use crate::region::Region;
 use crate::space::{Space, packed_checksum};
 use crate::table::{Position, packed_header_bytes};
 use crate::{PAGE_BYTES, PAGE_SIZE};
+use permafrost_cipher::KeyId;
 use permafrost_medium::convert::{to_u64, to_usize};
 use permafrost_medium::{Flushed, MAX_MEDIA, Medium};
 
@@ -407,6 +408,11 @@ fn copy_packed(
     flushed: &mut Flushed,
 ) -> io::Result<bool> {
     let mut crcs = Vec::new();
+    let position = space.table.position(segment);
+    let key = position.map_or(Ok(None), |position| space.key_at(segment, position));
+    let Ok(key) = key else {
+        return Ok(false);
+    };
     for (page, at) in live.iter().zip((pages_at..).step_by(PAGE_SIZE)) {
         let place = SegmentPlace { segment, page };
         let Ok(content) = space.read_page(place) else {
@@ -425,7 +431,8 @@ fn copy_packed(
         segment: U32::new(segment.0),
         first: U64::new(pages_at / PAGE_BYTES),
         stored: live.0.map(U64::new),
-        reserved: [0; 16],
+        key: U64::new(key.map_or(0, KeyId::get)),
+        reserved: [0; 8],
     };
     header.crc32 = U32::new(packed_checksum(space.uuid, &header));
     // SAFETY: as above.

@@ -4,6 +4,7 @@ use std::io;
 
 use crate::damage::RegionFailure;
 use crate::ids::{CheckpointId, PageNo, SegmentNo};
+use permafrost_cipher::{KeyId, UnknownKey};
 use permafrost_medium::LostPage;
 
 mod media;
@@ -271,6 +272,14 @@ pub enum PageError {
         /// Location of the page in the region.
         location: PageNo,
     },
+    /// A page is encrypted with a key that the region was not given. That is no damage.
+    #[error("page at {location} is encrypted with key {key}, which is not here")]
+    Locked {
+        /// Location of the page in the region.
+        location: PageNo,
+        /// Id of the key.
+        key: KeyId,
+    },
     /// A map is damaged.
     #[error("page map at {location} is damaged: {fault}")]
     MapCorrupt {
@@ -290,7 +299,16 @@ impl PageError {
     pub const fn index(&self) -> Option<u64> {
         match self {
             Self::Corrupt { index, .. } | Self::Lost { index, .. } => Some(*index),
-            Self::MapCorrupt { .. } | Self::Io(_) => None,
+            Self::Locked { .. } | Self::MapCorrupt { .. } | Self::Io(_) => None,
+        }
+    }
+
+    /// Returns the key that is needed, if that is all that is missing.
+    #[must_use]
+    pub const fn locked(&self) -> Option<KeyId> {
+        match self {
+            Self::Locked { key, .. } => Some(*key),
+            _ => None,
         }
     }
 }
@@ -387,6 +405,12 @@ pub enum ShadowError {
     /// The parent cannot be read.
     #[error("parent: {0}")]
     Corrupt(#[from] PageError),
+    /// The region was not given the key that the shadow is to be encrypted with.
+    #[error("key {key} is not here")]
+    Locked {
+        /// Id of the key.
+        key: KeyId,
+    },
     /// Reading the source of a blob failed.
     #[error("read blob")]
     Source(#[source] io::Error),
@@ -469,8 +493,16 @@ pub(crate) fn outside(location: PageNo) -> PageError {
 pub(crate) enum SegmentError {
     /// The location is damaged.
     Fault(MapFault),
+    /// The segment is encrypted with a key that is not here.
+    Locked(KeyId),
     /// The medium returned an error.
     Io(io::Error),
+}
+
+impl From<UnknownKey> for SegmentError {
+    fn from(UnknownKey(key): UnknownKey) -> Self {
+        Self::Locked(key)
+    }
 }
 
 impl SegmentError {
@@ -478,6 +510,7 @@ impl SegmentError {
     pub(crate) fn at(self, location: PageNo) -> PageError {
         match self {
             Self::Fault(fault) => PageError::MapCorrupt { location, fault },
+            Self::Locked(key) => PageError::Locked { location, key },
             Self::Io(error) => match LostPage::of(&error) {
                 Some(_) => PageError::MapCorrupt {
                     location,

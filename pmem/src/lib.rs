@@ -29,6 +29,7 @@ mod checkpoint;
 mod clean;
 mod damage;
 mod drain;
+mod encrypted;
 mod error;
 mod geometry;
 mod journal;
@@ -63,6 +64,7 @@ pub use media::RegionMedium;
 pub use members::{
     FindMember, FoundMember, MediumState, NoTierName, RegionMember, TierName, member_uuid,
 };
+pub use permafrost_cipher::{DataKey, KeyId, Keyring};
 pub use permafrost_layout as layout;
 use permafrost_layout::{by_id, ids, slots};
 pub use permafrost_medium::heap;

@@ -23,6 +23,7 @@ use crate::slots::Slots;
 use crate::space::Space;
 use crate::superblock::{self, Chosen, SuperblockState};
 use crate::table::{Repairs, SegmentTable};
+use permafrost_cipher::Keyring;
 use permafrost_medium::convert::{to_u64, to_usize};
 use permafrost_medium::{Flushed, LostPage, MEDIUM_SPAN, Medium, MediumSet};
 
@@ -162,6 +163,7 @@ pub(crate) fn recover(
         medium,
         geometry: found.geometry,
         uuid: found.uuid,
+        keys: Keyring::default(),
         table,
         allocator: Mutex::new(allocator),
         readers: Readers::default(),
@@ -324,7 +326,8 @@ impl Roots {
             let sealed = Sealed::new(id, space, lease, (page, crc32), manifest, 0, order);
             let sealed = Arc::new(sealed);
             // Otherwise it was removed, and overwritten since.
-            if StoredCheckpoint::of(&sealed).manifest().is_ok() {
+            let manifest = StoredCheckpoint::of(&sealed).manifest();
+            if manifest.map_or_else(|error| error.locked().is_some(), |_| true) {
                 self.checkpoints.insert(id, sealed);
                 found.insert(id);
             }

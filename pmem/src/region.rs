@@ -9,7 +9,8 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use crate::by_id::ById;
 use crate::checkpoint::{CopyId, Sealed, StoredCheckpoint};
 use crate::damage::{JournalDamage, RegionFailure, UnreadableCheckpoint};
-use crate::error::{CloseError, FormatError, JournalError, OpenError};
+use crate::encrypted::Encryption;
+use crate::error::{CloseError, FormatError, JournalError, OpenError, ShadowError};
 use crate::geometry::{Geometry, least_bytes};
 use crate::ids::{CheckpointId, RegionUuid};
 use crate::journal::{Change, Journal};
@@ -19,6 +20,7 @@ use crate::shadow::Shadow;
 use crate::space::Space;
 use crate::superblock::{self, SuperblockState};
 use crate::table::SegmentTable;
+use permafrost_cipher::{KeyId, Keyring};
 use permafrost_medium::{Flushed, MAX_MEDIA, Medium, MediumKind};
 
 /// Options for formatting a region.
@@ -359,7 +361,7 @@ impl Region {
     /// Begins a checkpoint. Any number of shadows may be written to at once.
     #[must_use]
     pub fn begin(self: &Arc<Self>) -> Shadow {
-        Shadow::new(Arc::clone(self))
+        Shadow::new(Arc::clone(self), None)
     }
 
     /// Deletes a checkpoint, durably. Its segments are reused once no reader and no other checkpoint
@@ -450,6 +452,22 @@ impl Region {
         next.store(&self.space.medium, &mut Flushed::new())?;
         *superblock = next;
         Ok(())
+    }
+
+    /// Keys that the region's pages can be read and written with. Pages under others are locked, and cost the rest
+    /// nothing.
+    #[must_use]
+    pub fn keys(&self) -> &Keyring {
+        &self.space.keys
+    }
+
+    /// Begins a checkpoint whose pages, maps and manifest are encrypted with a key; in the clear with `None`.
+    ///
+    /// # Errors
+    /// [`ShadowError::Locked`]: the region was not given the key.
+    pub fn begin_encrypted(self: &Arc<Self>, key: Option<KeyId>) -> Result<Shadow, ShadowError> {
+        let key = key.map(|key| Encryption::of(&self.space.keys, key));
+        Ok(Shadow::new(Arc::clone(self), key.transpose()?))
     }
 
     pub(crate) fn superblock(&self) -> MutexGuard<'_, SuperblockState> {

@@ -3,6 +3,7 @@
 //! Recovery reads the roots, one or a few pages a checkpoint, so each page is written twice: no single damaged page
 //! keeps a region from opening.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use zerocopy::little_endian::{U32, U64};
@@ -10,12 +11,15 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::PAGE_SIZE;
 use crate::alloc::{Extent, Lease};
-use crate::error::{OpenError, SegmentError, SegmentPlace, ShadowError};
+use crate::error::{MapFault, OpenError, PageError, SegmentError, SegmentPlace, ShadowError};
 use crate::ids::{CheckpointId, PageNo, SegmentNo};
-use crate::layout::{ExtentEntry, ROOT_BODY_BYTES, ROOT_EXTENTS, ROOT_MAGIC, RootPage};
+use crate::layout::{
+    ExtentEntry, ROOT_BODY_BYTES, ROOT_EXTENTS, ROOT_HEAD_BYTES, ROOT_MAGIC, RootPage,
+};
 use crate::map::MapRoot;
 use crate::segment::SegmentWriter;
 use crate::space::Space;
+use permafrost_cipher::BLOCK_BYTES;
 use permafrost_medium::convert::{to_u64, to_usize};
 use permafrost_medium::{LostPage, Medium};
 
@@ -46,12 +50,14 @@ impl Manifest<'_> {
 
 /// Returns true if a manifest of this length stands in the root page itself, behind the extents.
 pub(crate) fn has_room(out: &mut SegmentWriter, len_bytes: usize) -> Result<bool, ShadowError> {
-    let needed = extents_bytes(&out.holdings().extents()) + len_bytes;
+    let alignment = out.root_alignment();
+    let before = |extents: &[Extent]| extents_bytes(extents).next_multiple_of(alignment);
+    let needed = before(&out.holdings().extents()) + len_bytes;
     if out.room_behind_nodes().is_some_and(|room| needed <= room) {
         return Ok(true);
     }
     out.reserve_pairs(1)?;
-    Ok(extents_bytes(&out.holdings().extents()) + len_bytes <= ROOT_BODY_BYTES)
+    Ok(before(&out.holdings().extents()) + len_bytes <= ROOT_BODY_BYTES)
 }
 
 fn extents_bytes(extents: &[Extent]) -> usize {
@@ -80,15 +86,19 @@ pub(crate) fn write(
     manifest: Manifest<'_>,
 ) -> Result<(PageNo, u32), ShadowError> {
     let extents = out.holdings().extents();
-    if let Some(nodes) = out.take_nodes(extents_bytes(&extents) + manifest.inline().len()) {
+    let alignment = out.root_alignment();
+    let before = extents_bytes(&extents).next_multiple_of(alignment);
+    if let Some(nodes) = out.take_nodes(before + manifest.inline().len()) {
         let mut page = Box::new(RootPage::new_zeroed());
         let len = nodes.bytes().len();
         page.body[..len].copy_from_slice(nodes.bytes());
-        page.nodes_bytes = count(len);
+        page.nodes_bytes = count(len.next_multiple_of(alignment));
         page.pages_behind = U32::new(nodes.pages_behind);
         page.extents_left = count(extents.len());
+        page.encrypted = count(alignment / BLOCK_BYTES);
         let bytes = fill(&mut page, id, &extents, Some(manifest));
-        return Ok((out.write_root(&nodes, &bytes)?, crc32fast::hash(&bytes)));
+        let parts = encrypted_parts(&page);
+        return Ok((out.write_root(&nodes, &bytes, &parts)?, checksum(&page)));
     }
     out.end_nodes()?;
     // The root lists its own segments too: allocate them before writing the list.
@@ -112,9 +122,10 @@ pub(crate) fn write(
         page.next = U64::new(next.0.0);
         page.next_crc32 = U32::new(next.1);
         page.extents_left = count(left);
+        page.encrypted = count(alignment / BLOCK_BYTES);
         let bytes = fill(&mut page, id, chunk, chunks.is_empty().then_some(manifest));
-        let crc = crc32fast::hash(&bytes);
-        next = (out.append_twice(&bytes, crc)?, crc);
+        let parts = encrypted_parts(&page);
+        next = (out.append_twice(&bytes, &parts)?, checksum(&page));
     }
     Ok(next)
 }
@@ -143,8 +154,13 @@ fn fill(
         let (map, len_bytes) = manifest.place();
         page.manifest = map.stored();
         page.manifest_bytes = U64::new(len_bytes);
-        behind[..manifest.inline().len()].copy_from_slice(manifest.inline());
+        let skip = match page.encrypted == U32::ZERO {
+            true => 0,
+            false => extents_bytes(extents).next_multiple_of(BLOCK_BYTES) - extents_bytes(extents),
+        };
+        behind[skip..skip + manifest.inline().len()].copy_from_slice(manifest.inline());
     }
+    page.encrypted_crc32 = U32::new(encrypted_checksum(page));
     let mut bytes = [0; PAGE_SIZE];
     bytes.copy_from_slice(page.as_bytes());
     bytes
@@ -228,18 +244,117 @@ pub(crate) fn load(
 /// Reads a manifest that stands in the first root page.
 pub(crate) fn manifest(
     space: &Space,
-    id: CheckpointId,
     first: PageNo,
     first_crc32: u32,
-) -> Result<Vec<u8>, OpenError> {
-    let corrupt = || OpenError::RootCorrupt { id, page: first };
-    let (page, _) = load_page(space, first, first_crc32, false)?.ok_or_else(corrupt)?;
-    let at = to_usize(page.nodes_bytes.get().into())
-        + to_usize(page.extents_here.get().into()) * size_of::<ExtentEntry>();
-    let bytes = page
-        .body
-        .get(at..at.saturating_add(to_usize(page.manifest_bytes.get())));
-    bytes.map(<[u8]>::to_vec).ok_or_else(corrupt)
+) -> Result<Vec<u8>, PageError> {
+    let place = space.geometry.place(first, 2);
+    let place = place.map_err(|_| crate::error::outside(first))?;
+    loop {
+        let position = space.table.position(place.segment);
+        let read = manifest_at(space, place, (first, first_crc32));
+        // Moved in between: its page and its key may not belong together.
+        if read.is_ok() || space.table.position(place.segment) == position {
+            return read;
+        }
+    }
+}
+
+fn manifest_at(
+    space: &Space,
+    place: SegmentPlace,
+    (first, first_crc32): (PageNo, u32),
+) -> Result<Vec<u8>, PageError> {
+    let mut fault = PageError::MapCorrupt {
+        location: first,
+        fault: MapFault::RootPage,
+    };
+    for page in [place.page, place.page + 1] {
+        let mut root = match read_copy(space, SegmentPlace { page, ..place }) {
+            Ok(root) => root,
+            Err(error) => {
+                fault = error.at(first);
+                continue;
+            }
+        };
+        if checksum(&root) != first_crc32 {
+            continue;
+        }
+        match decrypt(space, place.segment, first, &mut root) {
+            Ok(true) => {}
+            Ok(false) => continue,
+            Err(error) => return Err(error.at(first)),
+        }
+        let extents = to_usize(root.extents_here.get().into()) * size_of::<ExtentEntry>();
+        let before = to_usize(root.nodes_bytes.get().into()) + extents;
+        let at = match root.encrypted == U32::ZERO {
+            true => before,
+            false => before.next_multiple_of(BLOCK_BYTES),
+        };
+        let end = at.saturating_add(to_usize(root.manifest_bytes.get()));
+        if let Some(bytes) = root.body.get(at..end) {
+            return Ok(bytes.to_vec());
+        }
+    }
+    Err(fault)
+}
+
+/// Returns the parts of a root page that are encrypted, if it is: the nodes, and what is behind the extents.
+fn encrypted_parts(root: &RootPage) -> [Range<usize>; 2] {
+    let clamped = |offset: usize| offset.min(PAGE_SIZE);
+    if root.encrypted == U32::ZERO {
+        return [0..0, 0..0];
+    }
+    let nodes_end = ROOT_HEAD_BYTES + to_usize(root.nodes_bytes.get().into());
+    let extents = to_usize(root.extents_here.get().into()) * size_of::<ExtentEntry>();
+    let behind = (nodes_end + extents).next_multiple_of(BLOCK_BYTES);
+    [
+        ROOT_HEAD_BYTES..clamped(nodes_end),
+        clamped(behind)..PAGE_SIZE,
+    ]
+}
+
+/// Returns the checksum that references to a root page have: of the page, or of what is in the clear.
+fn checksum(root: &RootPage) -> u32 {
+    let [nodes, behind] = encrypted_parts(root);
+    let bytes = root.as_bytes();
+    if behind.is_empty() {
+        return crc32fast::hash(bytes);
+    }
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&bytes[..nodes.start]);
+    hasher.update(&bytes[nodes.end..behind.start]);
+    hasher.finalize()
+}
+
+/// Returns the checksum of the parts of a root page that are encrypted, before they are.
+fn encrypted_checksum(root: &RootPage) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    for part in encrypted_parts(root) {
+        hasher.update(&root.as_bytes()[part]);
+    }
+    hasher.finalize()
+}
+
+/// Decrypts a root page, if it is encrypted; returns false if the result does not match its checksum. Both copies are
+/// encrypted under the number of the first.
+fn decrypt(
+    space: &Space,
+    segment: SegmentNo,
+    first: PageNo,
+    root: &mut RootPage,
+) -> Result<bool, SegmentError> {
+    if root.encrypted == U32::ZERO {
+        return Ok(true);
+    }
+    let Some(key) = space.key_of(segment) else {
+        return Ok(false);
+    };
+    let cipher = space.keys.get(key)?;
+    for part in encrypted_parts(root) {
+        let offset = part.start;
+        cipher.decrypt_part(first.0, offset, &mut root.as_mut_bytes()[part]);
+    }
+    Ok(encrypted_checksum(root) == root.encrypted_crc32.get())
 }
 
 /// Searches the segments for first pages of roots, whether or not a record names them. Returns their ids, places and
@@ -264,12 +379,9 @@ fn found_at(space: &Space, place: SegmentPlace) -> Option<(CheckpointId, PageNo,
         return None;
     }
     let bytes = space.read_page(place).ok()?;
-    let crc32 = crc32fast::hash(bytes.as_slice());
-    let mut written = Vec::new();
-    space.read_crcs(place, 1, &mut written).ok()?;
     let page = RootPage::read_from_bytes(bytes.as_slice()).ok()?;
-    let is_first = page.place.get() == 0 && written.first().map(|crc| crc.get()) == Some(crc32);
-    is_first.then(|| (CheckpointId::from_bytes(page.id), at, crc32))
+    let is_first = page.place.get() == 0 && is_as_written(space, place, &page);
+    is_first.then(|| (CheckpointId::from_bytes(page.id), at, checksum(&page)))
 }
 
 /// Takes hold of a root's segments, the root's own among them.
@@ -300,20 +412,15 @@ fn load_page(
         if found.is_some() && !both {
             break;
         }
-        let mut root = Box::new(RootPage::new_zeroed());
-        let read = space
-            .locate(SegmentPlace { page, ..first }, 1)
-            .and_then(|at| {
-                space
-                    .medium
-                    .read(at, root.as_mut_bytes())
-                    .map_err(SegmentError::Io)
-            });
-        match read {
+        let place = SegmentPlace { page, ..first };
+        match read_copy(space, place) {
             Err(SegmentError::Io(error)) if LostPage::of(&error).is_none() => {
                 return Err(error.into());
             }
-            Ok(()) if crc32fast::hash(root.as_bytes()) == crc32 => {
+            Ok(root) if checksum(&root) == crc32 => {
+                // The reference does not cover what is encrypted.
+                let is_covered = !both || root.encrypted == U32::ZERO;
+                damaged += u64::from(!is_covered && !is_as_written(space, place, &root));
                 found.get_or_insert(root);
             }
             // A page that cannot be read is as good as damaged: the other copy may do.
@@ -321,4 +428,21 @@ fn load_page(
         }
     }
     Ok(found.map(|page| (page, damaged)))
+}
+
+/// Reads one copy of a root page, as it is stored.
+fn read_copy(space: &Space, place: SegmentPlace) -> Result<Box<RootPage>, SegmentError> {
+    let at = space.locate(place, 1)?;
+    let mut root = Box::new(RootPage::new_zeroed());
+    let read = space.medium.read(at, root.as_mut_bytes());
+    read.map_err(SegmentError::Io)?;
+    Ok(root)
+}
+
+/// Compares a stored page with its checksum in its segment's header.
+fn is_as_written(space: &Space, place: SegmentPlace, page: &RootPage) -> bool {
+    let mut written = Vec::new();
+    let read = space.read_crcs(place, 1, &mut written);
+    let found = crc32fast::hash(page.as_bytes());
+    read.is_ok() && written.first().map(|crc| crc.get()) == Some(found)
 }

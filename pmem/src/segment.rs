@@ -2,18 +2,21 @@
 
 use std::io;
 use std::mem::offset_of;
+use std::ops::Range;
 use std::sync::Arc;
 
-use zerocopy::little_endian::U32;
+use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::alloc::{Allocated, Holdings};
+use crate::encrypted::{Encryption, WHOLE_PAGE};
 use crate::error::ShadowError;
 use crate::geometry::Geometry;
 use crate::ids::{PageNo, SegmentNo};
 use crate::layout::{ROOT_HEAD_BYTES, SEGMENT_MAGIC, SegmentHeader};
 use crate::space::Space;
 use crate::{PAGE_BYTES, PAGE_SIZE};
+use permafrost_cipher::BLOCK_BYTES;
 use permafrost_medium::convert::{to_u64, to_usize};
 use permafrost_medium::{Flushed, LostPage, Medium};
 
@@ -21,6 +24,8 @@ use permafrost_medium::{Flushed, LostPage, Medium};
 pub(crate) struct SegmentWriter {
     space: Arc<Space>,
     holdings: Holdings,
+    /// Key that pages are written with; `None`: in the clear.
+    encryption: Option<Encryption>,
     open: Option<OpenSegment>,
     nodes: Option<NodePage>,
     /// Allocated ahead of need, last one first.
@@ -92,8 +97,9 @@ struct OpenSegment {
 }
 
 impl SegmentWriter {
-    pub(crate) fn new(space: &Arc<Space>) -> Self {
+    pub(crate) fn new(space: &Arc<Space>, encryption: Option<Encryption>) -> Self {
         Self {
+            encryption,
             space: Arc::clone(space),
             holdings: Holdings::new(space),
             open: None,
@@ -125,15 +131,41 @@ impl SegmentWriter {
         self.pages_written
     }
 
+    /// Returns the multiple to which the parts of a root page are filled up.
+    pub(crate) fn root_alignment(&self) -> usize {
+        self.encryption.as_ref().map_or(1, |_| BLOCK_BYTES)
+    }
+
     /// Writes one page, whose CRC32 is `crc`, to the next place. Not flushed yet.
     pub(crate) fn append(
         &mut self,
         page: &[u8; PAGE_SIZE],
         crc: u32,
     ) -> Result<PageNo, ShadowError> {
+        self.append_parts(page, crc, &[WHOLE_PAGE], None)
+    }
+
+    /// Writes one page to the next place, with those parts of it encrypted: under its own number, or that of its other
+    /// copy.
+    fn append_parts(
+        &mut self,
+        page: &[u8; PAGE_SIZE],
+        crc: u32,
+        parts: &[Range<usize>],
+        copy_of: Option<PageNo>,
+    ) -> Result<PageNo, ShadowError> {
         let mut lost_segments = 0;
         loop {
             let (place, at) = self.next_place()?;
+            let mut encrypted;
+            let (stored, crc) = match &self.encryption {
+                Some(encryption) => {
+                    encrypted = *page;
+                    encryption.apply(copy_of.unwrap_or(place), parts, &mut encrypted);
+                    (&encrypted, crc32fast::hash(&encrypted))
+                }
+                None => (page, crc),
+            };
             // Proven by `next_place`, which is the only way here without an open segment.
             let Some(open) = self.open.as_mut() else {
                 return Ok(place);
@@ -141,7 +173,7 @@ impl SegmentWriter {
             let medium = &self.space.medium;
             // SAFETY: the page lies in a segment that this shadow alone writes to, behind everything appended
             // so far; it is referred to, and so read, once this call has returned its place.
-            match unsafe { medium.write_streaming(at, page) } {
+            match unsafe { medium.write_streaming(at, stored) } {
                 Ok(()) => {
                     open.header.crcs[to_usize(u64::from(open.next))] = U32::new(crc);
                     open.next += 1;
@@ -213,7 +245,12 @@ impl SegmentWriter {
     /// Writes the page of nodes.
     pub(crate) fn end_nodes(&mut self) -> io::Result<()> {
         match self.nodes.take() {
-            Some(page) => self.write_taken(page.place, 1, &page.bytes),
+            Some(mut page) => {
+                if let Some(encryption) = &self.encryption {
+                    encryption.apply(page.location, &[WHOLE_PAGE], &mut page.bytes);
+                }
+                self.write_taken(page.place, 1, &page.bytes)
+            }
             None => Ok(()),
         }
     }
@@ -221,7 +258,7 @@ impl SegmentWriter {
     /// Returns the bytes that a root page has behind the nodes, if the page of nodes can become one.
     pub(crate) fn room_behind_nodes(&self) -> Option<usize> {
         let page = self.nodes.as_ref().filter(|page| page.has_spare)?;
-        Some(PAGE_SIZE - page.used)
+        Some(PAGE_SIZE - page.used.next_multiple_of(self.root_alignment()))
     }
 
     /// Takes the page of nodes, to become a root page with so many more bytes; `None` if it cannot.
@@ -235,13 +272,19 @@ impl SegmentWriter {
         })
     }
 
-    /// Writes a root page with the nodes that were taken, twice; gives the place of the first copy.
+    /// Writes a root page with the nodes that were taken, twice, with those parts of it encrypted; gives the place of the
+    /// first copy.
     pub(crate) fn write_root(
         &mut self,
         taken: &NodesOfRoot,
         page: &[u8; PAGE_SIZE],
+        parts: &[Range<usize>],
     ) -> io::Result<PageNo> {
-        self.write_taken(taken.nodes.place, 2, page)?;
+        let mut page = *page;
+        if let Some(encryption) = &self.encryption {
+            encryption.apply(taken.nodes.location, parts, &mut page);
+        }
+        self.write_taken(taken.nodes.place, 2, &page)?;
         Ok(taken.nodes.location)
     }
 
@@ -267,12 +310,14 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Writes one page twice, side by side in one segment; gives the place of the first.
+    /// Writes one page twice, side by side in one segment, with those parts of it encrypted; gives the place of the
+    /// first.
     pub(crate) fn append_twice(
         &mut self,
         page: &[u8; PAGE_SIZE],
-        crc: u32,
+        parts: &[Range<usize>],
     ) -> Result<PageNo, ShadowError> {
+        let crc = crc32fast::hash(page);
         let pages = self.space.geometry.segment_pages();
         if self
             .open
@@ -282,8 +327,8 @@ impl SegmentWriter {
             // One place left: skip it.
             self.close_segment()?;
         }
-        let first = self.append(page, crc)?;
-        self.append(page, crc)?;
+        let first = self.append_parts(page, crc, parts, None)?;
+        self.append_parts(page, crc, parts, Some(first))?;
         Ok(first)
     }
 
@@ -329,7 +374,8 @@ impl SegmentWriter {
         let taken = if std::mem::replace(&mut self.has_begun, true) {
             self.holdings.allocate()?
         } else {
-            self.holdings.begin()?
+            let key = self.encryption.as_ref().map(|encryption| encryption.id);
+            self.holdings.begin(key)?
         };
         if taken.needs_entry {
             let (space, flushed) = (&self.space, &mut self.flushed);
@@ -360,6 +406,21 @@ impl SegmentWriter {
         header.magic = SEGMENT_MAGIC;
         header.segment = U32::new(segment.segment.0);
         header.uuid = *self.space.uuid.as_bytes();
+        let key = self.encryption.as_ref().map_or(0, |key| key.id.get());
+        (header.key, header.key_again) = (U64::new(key), U64::new(key));
+        if first == 1 && !self.space.keys.is_unused() {
+            // This shadow may read its pages before the header is written.
+            for offset in [
+                offset_of!(SegmentHeader, key),
+                offset_of!(SegmentHeader, key_again),
+            ] {
+                // SAFETY: the header of a segment that this shadow alone holds.
+                unsafe {
+                    let at = segment.header_at + to_u64(offset);
+                    self.space.medium.write(at, &key.to_le_bytes())?;
+                }
+            }
+        }
         let open = self.open.insert(OpenSegment {
             segment,
             first,

@@ -4,12 +4,14 @@ use std::io;
 use std::sync::Arc;
 
 use crate::checkpoint::StoredCheckpoint;
+use crate::encrypted::Encryption;
 use crate::error::ShadowError;
 use crate::ids::PageNo;
 use crate::map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, ParentPage, WrittenObjects};
 use crate::region::Region;
 use crate::segment::SegmentWriter;
 use crate::{PAGE_BYTES, PAGE_SIZE};
+use permafrost_cipher::PageCipher;
 use permafrost_medium::Medium;
 use permafrost_medium::convert::to_u64;
 
@@ -25,8 +27,8 @@ pub struct Shadow {
 }
 
 impl Shadow {
-    pub(crate) fn new(region: Arc<Region>) -> Self {
-        let out = SegmentWriter::new(region.space());
+    pub(crate) fn new(region: Arc<Region>, encryption: Option<Encryption>) -> Self {
+        let out = SegmentWriter::new(region.space(), encryption);
         Self {
             region,
             out,
@@ -283,7 +285,7 @@ impl Shadow {
         if theirs != crc {
             return Ok(false);
         }
-        let Ok(at) = self.out.space().locate(place, 1) else {
+        let Ok((at, cipher)) = self.out.space().locate_encrypted(place, 1) else {
             w.stats.parent_damaged += 1;
             return Ok(false);
         };
@@ -294,6 +296,8 @@ impl Shadow {
             w.stats.parent_damaged += 1;
             return Ok(false);
         };
+        let mut decrypted = [0; PAGE_SIZE];
+        let old = plain(old, cipher.as_deref(), location, &mut decrypted);
         if old != page {
             // The parent's page differs: a collision of checksums, or far more likely damage.
             w.stats.parent_damaged += u64::from(crc32fast::hash(old) != crc);
@@ -318,10 +322,12 @@ impl Shadow {
         let location = self.written.find(index, crc)?;
         let space = self.out.space();
         let place = space.geometry.place(location, 1).ok()?;
-        let at = space.locate(place, 1).ok()?;
+        let (at, cipher) = space.locate_encrypted(place, 1).ok()?;
         // SAFETY: either this shadow has written the page, once, and a segment that a shadow is writing is not moved; or
         // it is a parent's, and the list of written objects keeps a reference to that.
         let theirs = unsafe { space.medium.bytes(at, PAGE_SIZE) }.ok()?;
+        let mut decrypted = [0; PAGE_SIZE];
+        let theirs = plain(theirs, cipher.as_deref(), location, &mut decrypted);
         (theirs == page).then_some(location)
     }
 
@@ -333,6 +339,21 @@ impl Shadow {
             Err(ShadowError::ForeignRegion)
         }
     }
+}
+
+/// Returns the content of a stored page, which is decrypted into a buffer if it is encrypted.
+fn plain<'p>(
+    stored: &'p [u8],
+    cipher: Option<&PageCipher>,
+    location: PageNo,
+    buffer: &'p mut [u8; PAGE_SIZE],
+) -> &'p [u8] {
+    let Some(cipher) = cipher else {
+        return stored;
+    };
+    buffer.copy_from_slice(stored);
+    cipher.decrypt(location.0, buffer);
+    buffer
 }
 
 /// Reads until the buffer is full or the source ends.

@@ -20,6 +20,7 @@ use crate::readers::Readers;
 use crate::slots::Slots;
 use crate::table::{SegmentTable, packed_header_bytes};
 use crate::{PAGE_BYTES, PAGE_SIZE};
+use permafrost_cipher::{KeyId, Keyring};
 use permafrost_medium::convert::{to_u64, to_usize};
 use permafrost_medium::{Flushed, LostPage, MEDIUM_SPAN, Medium, MediumSet};
 
@@ -31,6 +32,7 @@ pub(crate) struct Space {
     /// As of the open: what grows is in the table and its slots.
     pub(crate) geometry: Geometry,
     pub(crate) uuid: RegionUuid,
+    pub(crate) keys: Keyring,
     pub(crate) table: SegmentTable,
     pub(crate) allocator: Mutex<Allocator>,
     pub(crate) readers: Readers,
@@ -129,7 +131,11 @@ impl Space {
     }
 
     /// Reads the header of a packed segment.
-    fn packed(&self, segment: SegmentNo, header_at: u64) -> Result<Packed, SegmentError> {
+    pub(crate) fn packed(
+        &self,
+        segment: SegmentNo,
+        header_at: u64,
+    ) -> Result<Packed, SegmentError> {
         let mut bytes = [0; size_of::<PackedHeader>()];
         let read = self.medium.read(header_at, &mut bytes);
         read.map_err(SegmentError::Io)?;
@@ -137,6 +143,7 @@ impl Space {
         let packed = Packed {
             stored: StoredPages(header.stored.map(U64::get)),
             first_at: header.first.get().saturating_mul(PAGE_BYTES),
+            key: KeyId::new(header.key.get()),
         };
         let end = packed
             .first_at
@@ -212,8 +219,10 @@ impl Space {
 }
 
 /// A packed segment, as its header describes it.
-struct Packed {
+pub(crate) struct Packed {
     stored: StoredPages,
+    /// Key that the pages are encrypted with.
+    pub(crate) key: Option<KeyId>,
     /// Byte offset of the first stored page.
     first_at: u64,
 }

@@ -83,7 +83,9 @@ fn code() -> BTreeMap<&'static str, (usize, Fields)> {
             segment: U32,
             pages: U32,
             uuid: [u8; 16],
-            reserved: [u8; 2016],
+            key: U64,
+            reserved: [u8; 2000],
+            key_again: U64,
             crcs: [U32; SEGMENT_CRCS],
         }),
         fields!(PackedHeader {
@@ -91,7 +93,8 @@ fn code() -> BTreeMap<&'static str, (usize, Fields)> {
             segment: U32,
             first: U64,
             stored: [U64; STORED_WORDS],
-            reserved: [u8; 16],
+            key: U64,
+            reserved: [u8; 8],
         }),
         fields!(MapRootBytes {
             node: U64,
@@ -126,7 +129,9 @@ fn code() -> BTreeMap<&'static str, (usize, Fields)> {
             place: U32,
             nodes_bytes: U32,
             pages_behind: U32,
-            reserved: [u8; 32],
+            encrypted: U32,
+            encrypted_crc32: U32,
+            reserved: [u8; 24],
             body: [u8; ROOT_BODY_BYTES],
         }),
         fields!(ExtentEntry {

@@ -289,7 +289,7 @@ fn a_delta_writes_and_hashes_the_path_to_what_changed() {
         let bytes = map.read(&run).unwrap();
         let at = run.first_index;
         shadow
-            .append(&mut w, at, 0, bytes, Some(&mut cursor))
+            .append(&mut w, at, 0, &bytes, Some(&mut cursor))
             .unwrap();
     }
     let (again, stats) = shadow.finish(w).unwrap();

@@ -1,5 +1,6 @@
 //! A stored checkpoint, as restores and exports read it.
 
+use std::borrow::Cow;
 use std::io::{self, Write as _};
 
 use permafrost_protocol::manifest::Manifest;
@@ -59,7 +60,7 @@ impl<S> From<io::Error> for ReadError<S> {
 }
 
 /// Some pages of an address space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PageRun<'a> {
     /// Pages with their contents.
     Pages {
@@ -68,7 +69,7 @@ pub enum PageRun<'a> {
         /// Flags of CRIU.
         flags: u16,
         /// Contents of the pages.
-        bytes: &'a [u8],
+        bytes: Cow<'a, [u8]>,
     },
     /// Pages of zeros.
     Zero {
@@ -84,7 +85,7 @@ pub enum PageRun<'a> {
 impl PageRun<'_> {
     /// Returns the index of the first page, and the number of pages.
     #[must_use]
-    pub const fn span(&self) -> (u64, u64) {
+    pub fn span(&self) -> (u64, u64) {
         match self {
             Self::Pages {
                 first_index, bytes, ..
@@ -116,7 +117,7 @@ impl PagesOut<'_> {
                 progress(file.at);
                 Ok(())
             }
-            (Self::Pipe(pipe), PageRun::Pages { bytes, .. }) => pipe.write_all(bytes),
+            (Self::Pipe(pipe), PageRun::Pages { bytes, .. }) => pipe.write_all(&bytes),
             (Self::Pipe(pipe), PageRun::Zero { pages, .. }) => pipe.write_zeros(pages * PAGE_BYTES),
         }
     }

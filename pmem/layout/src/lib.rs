@@ -208,8 +208,12 @@ pub struct SegmentHeader {
     pub pages: U32,
     /// The region's uuid.
     pub uuid: [u8; 16],
+    /// Id of the key that the pages are encrypted with, 0 if they are not.
+    pub key: U64,
     /// Reserved field, always zero.
-    pub reserved: [u8; 2016],
+    pub reserved: [u8; 2000],
+    /// Second copy of `key`, in another sector: it counts where the first is unknown.
+    pub key_again: U64,
     /// CRC32 of each page, by its place in the segment; entry 0 is zero. Verified by the
     /// CRC32s of the maps.
     pub crcs: [U32; SEGMENT_CRCS],
@@ -227,8 +231,10 @@ pub struct PackedHeader {
     pub first: U64,
     /// Bitmap of the stored pages, by place in the segment.
     pub stored: [U64; STORED_WORDS],
+    /// Id of the key that the pages are encrypted with, 0 if they are not.
+    pub key: U64,
     /// Reserved field, always zero.
-    pub reserved: [u8; 16],
+    pub reserved: [u8; 8],
 }
 
 /// Alignment of a packed segment's header.
@@ -278,8 +284,12 @@ pub struct RootPage {
     /// Pages that the checkpoint has behind both copies of its first root page, in the same segment; 0 in all but the
     /// first root page.
     pub pages_behind: U32,
+    /// 1 if nodes and manifest are encrypted, as the segment is: references have the CRC32 of the other bytes. 0 if not.
+    pub encrypted: U32,
+    /// CRC32 of nodes and manifest, before they were encrypted; 0 if they are not.
+    pub encrypted_crc32: U32,
     /// Reserved field, always zero.
-    pub reserved: [u8; 32],
+    pub reserved: [u8; 24],
     /// Map nodes, if they are few. Then the segments with pages of this checkpoint, ascending, its own and inherited
     /// ones: [`ExtentEntry`] each. Behind them in the first root page the manifest, if it is short.
     pub body: [u8; ROOT_BODY_BYTES],

@@ -8,6 +8,7 @@ use crate::error::ShadowError;
 use crate::ids::{SegmentNo, SlotNo};
 use crate::space::Space;
 use crate::table::Position;
+use permafrost_cipher::KeyId;
 
 /// Hold on a slot, whatever is in it.
 pub(crate) struct SlotHold {
@@ -184,14 +185,14 @@ impl Holdings {
         }
     }
 
-    /// Takes the tail of a segment, or else a free segment and a slot for it.
-    pub(crate) fn begin(&mut self) -> Result<Allocated, ShadowError> {
+    /// Takes the tail of a segment whose pages have that key, or else a free segment and a slot for it.
+    pub(crate) fn begin(&mut self, key: Option<KeyId>) -> Result<Allocated, ShadowError> {
         let space = &self.space;
         let mut allocator = space.allocator();
         // Of the fastest medium with room: a tail before a slot, but no tail of a slower one before a slot of a faster.
         let mut found = None;
         for medium in allocator.order.clone() {
-            found = space.take_tail(&mut allocator, medium);
+            found = space.take_tail(&mut allocator, medium, key);
             let count = allocator.count(medium);
             if found.is_some() || count.free > count.reserved {
                 break;

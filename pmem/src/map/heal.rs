@@ -12,11 +12,10 @@
 //!
 //! Checksum, map, root and journal stay as they are, so healing a page heals it for every checkpoint that shares it.
 
-use super::{PageMap, RunKind};
+use super::{PageMap, ParentPage};
 use crate::PAGE_SIZE;
 use crate::error::{HealError, PageError};
 use permafrost_medium::Medium;
-use permafrost_medium::convert::to_usize;
 
 impl PageMap {
     /// Heals a damaged page, durably; returns true if it was damaged. `page` comes from another copy of the
@@ -25,21 +24,15 @@ impl PageMap {
     /// # Errors
     /// [`HealError`]: the page is still damaged.
     pub fn heal_page(&self, index: u64, page: &[u8; PAGE_SIZE]) -> Result<bool, HealError> {
-        let run = self.lookup(index)?;
-        let Some((
-            run,
-            RunKind::Stored {
-                location,
-                crcs_crc32,
-            },
-        )) = run.map(|run| (run, run.kind))
+        let found = self.clone().cursor().page(index)?;
+        let Some(ParentPage::Stored {
+            location,
+            place,
+            crc: expected,
+        }) = found
         else {
             return Err(HealError::NotStored { index });
         };
-        let (_, crcs) = self.verified_checksums(location, run.pages, crcs_crc32)?;
-        let skip = index - run.first_index;
-        let location = location.plus(skip);
-        let expected = crcs.get(to_usize(skip)).map_or(0, |crc| crc.get());
         let found = crc32fast::hash(page);
         if found != expected {
             return Err(HealError::OtherContent {
@@ -51,9 +44,16 @@ impl PageMap {
         let space = self.checkpoint.space();
         // A move would otherwise copy the page while it is written, or leave the healed one behind.
         let _moving = space.lock_moves();
-        let place = space.geometry.place(location, 1);
-        let place = place.map_err(|_| crate::error::outside(location))?;
-        let at = space.locate(place, 1).map_err(|error| error.at(location))?;
+        let located = space.locate_encrypted(place, 1);
+        let (at, cipher) = located.map_err(|error| error.at(location))?;
+        if let (None, Some(key)) = (&cipher, space.locked(place.segment)) {
+            return Err(PageError::Locked { location, key }.into());
+        }
+        let mut stored = *page;
+        if let Some(cipher) = cipher {
+            cipher.encrypt(location.0, &mut stored);
+        }
+        let page = &stored;
         let medium = &space.medium;
         // One that cannot even be read is damaged; writing it may be what heals the medium.
         let is_whole = || -> std::io::Result<bool> {

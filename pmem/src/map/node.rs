@@ -10,7 +10,6 @@ use crate::error::{MapFault, PageError, SegmentPlace, outside};
 use crate::ids::PageNo;
 use crate::layout::{NODE_MIXED, NODE_SLOTS, NodeHeader, SlotEntry};
 use crate::space::Space;
-use permafrost_medium::Medium;
 use permafrost_medium::convert::{to_u64, to_usize};
 
 const HEADER: usize = size_of::<NodeHeader>();
@@ -198,14 +197,16 @@ impl Node {
             return Err(malformed(()));
         }
         let bytes = &mut bytes[..room.min(NODE_BYTES)];
-        let page_at = space.locate(place, 1).map_err(|error| error.at(location))?;
-        let read = space.medium.read(page_at + u64::from(at.offset), bytes);
-        read.map_err(|error| crate::error::SegmentError::Io(error).at(location))?;
+        let read = space.read_part(place, location, usize::from(at.offset), bytes);
+        read.map_err(|error| error.at(location))?;
         // Which bytes the checksum is of follows from one of them: if it is wrong, the checksum is, too.
         let slots = bytes[HEADER - 1];
         let len = HEADER + ENTRY * to_usize_of(slots.count_ones());
         let found = crc32fast::hash(&bytes[..len.min(bytes.len())]);
         if found != at.crc32 {
+            if let Some(key) = space.locked(place.segment) {
+                return Err(PageError::Locked { location, key });
+            }
             let fault = MapFault::Checksum {
                 expected: at.crc32,
                 found,

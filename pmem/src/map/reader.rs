@@ -1,5 +1,6 @@
 //! Reading a checkpoint's pages through a map.
 
+use std::borrow::Cow;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -8,8 +9,9 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 use super::node::{Node, NodeRef, run_len};
-use super::{MapCursor, MapRoot, RunKind, StoredRun};
+use super::{MapCursor, MapRoot, ParentPage, RunKind, StoredRun};
 use crate::checkpoint::StoredCheckpoint;
+use crate::encrypted::decrypt_pages;
 use crate::error::{BlobError, MapFault, PageError, SegmentPlace, outside};
 use crate::ids::PageNo;
 use crate::layout::SlotEntry;
@@ -67,12 +69,12 @@ impl PageMap {
         self.clone().cursor().lookup(index)
     }
 
-    /// Returns a run's pages, lent from the mapped medium, every one of them verified; empty for zeros. Costs a CRC32
-    /// of all of them.
+    /// Returns a run's pages, every one of them verified; empty for zeros. They are lent from the mapped medium, or
+    /// decrypted. Costs a CRC32 of all of them.
     ///
     /// # Errors
     /// [`PageError::Corrupt`] or [`PageError::Lost`] names the first page that differs from the sealed one.
-    pub fn read(&self, run: &StoredRun) -> Result<&[u8], PageError> {
+    pub fn read(&self, run: &StoredRun) -> Result<Cow<'_, [u8]>, PageError> {
         self.read_range(run, run.first_index, run.pages)
     }
 
@@ -85,23 +87,25 @@ impl PageMap {
         run: &StoredRun,
         first_index: u64,
         pages: u32,
-    ) -> Result<&[u8], PageError> {
+    ) -> Result<Cow<'_, [u8]>, PageError> {
+        let nothing = Cow::Borrowed(&[][..]);
         let RunKind::Stored {
             location,
             crcs_crc32,
         } = run.kind
         else {
-            return Ok(&[]);
+            return Ok(nothing);
         };
         let Some(skip) = first_index.checked_sub(run.first_index) else {
-            return Ok(&[]);
+            return Ok(nothing);
         };
         if skip.saturating_add(u64::from(pages)) > u64::from(run.pages) || pages == 0 {
-            return Ok(&[]);
+            return Ok(nothing);
         }
         let place = self.place(location, run.pages)?;
-        let located = self.checkpoint.space().locate(place, run.pages);
-        let at = located.map_err(|error| error.at(location))? + skip * PAGE_BYTES;
+        let located = self.checkpoint.space().locate_encrypted(place, run.pages);
+        let (run_at, cipher) = located.map_err(|error| error.at(location))?;
+        let at = run_at + skip * PAGE_BYTES;
         let medium = &self.checkpoint.space().medium;
         // SAFETY: the pages lie in a segment that the checkpoint's lease holds (`place` has
         // checked it), which is given back at the earliest when the last reference to the checkpoint
@@ -111,6 +115,13 @@ impl PageMap {
         let lent = unsafe { medium.bytes(at, run_len(pages)) };
         let lost = |error| lost_page(error, (first_index, at), location.plus(skip));
         let bytes = lent.map_err(lost)?;
+        if let Some(cipher) = cipher {
+            let mut bytes = bytes.to_vec();
+            decrypt_pages(&cipher, location.plus(skip), &mut bytes);
+            let compared = self.verify_by_leaves(run, first_index, &bytes);
+            medium.check(at, to_u64(bytes.len())).map_err(lost)?;
+            return compared.map(|()| Cow::Owned(bytes));
+        }
         if pages == run.pages {
             let mut all = crc32fast::Hasher::new();
             for page in bytes.chunks_exact(PAGE_SIZE) {
@@ -118,8 +129,11 @@ impl PageMap {
             }
             medium.check(at, to_u64(bytes.len())).map_err(lost)?;
             if all.finalize() == crcs_crc32 {
-                return Ok(bytes);
+                return Ok(Cow::Borrowed(bytes));
             }
+        }
+        if let Some(key) = self.checkpoint.space().locked(place.segment) {
+            return Err(PageError::Locked { location, key });
         }
         // Some of the run, or one of its pages is damaged: each by itself.
         let (_, crcs) = self.verified_checksums(location, run.pages, crcs_crc32)?;
@@ -141,8 +155,44 @@ impl PageMap {
         medium.check(at, to_u64(bytes.len())).map_err(lost)?;
         match damaged {
             Some(error) => Err(error),
-            None => Ok(bytes),
+            None => Ok(Cow::Borrowed(bytes)),
         }
+    }
+
+    /// Compares some of a run's pages with the checksums in the map, which are of pages before they were encrypted.
+    fn verify_by_leaves(
+        &self,
+        run: &StoredRun,
+        first_index: u64,
+        bytes: &[u8],
+    ) -> Result<(), PageError> {
+        let (pages, _) = bytes.as_chunks::<PAGE_SIZE>();
+        let RunKind::Stored { crcs_crc32, .. } = run.kind else {
+            return Ok(());
+        };
+        let crcs: Vec<u32> = pages.iter().map(|page| crc32fast::hash(page)).collect();
+        if pages.len() == to_usize(run.pages.into()) {
+            let mut all = crc32fast::Hasher::new();
+            crcs.iter().for_each(|crc| all.update(&crc.to_le_bytes()));
+            if all.finalize() == crcs_crc32 {
+                return Ok(());
+            }
+        }
+        let mut leaves = self.clone().cursor();
+        for (index, found) in (first_index..).zip(crcs) {
+            let Some(ParentPage::Stored { location, crc, .. }) = leaves.page(index)? else {
+                return Err(outside(self.root.node().location));
+            };
+            if found != crc {
+                return Err(PageError::Corrupt {
+                    index,
+                    location,
+                    expected: crc,
+                    found,
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Fails if a page that [`read_range`](Self::read_range) lent was lost since. To be called after the pages were
@@ -185,14 +235,24 @@ impl PageMap {
             RunKind::Stored {
                 location,
                 crcs_crc32,
-            } => self
-                .verified_checksums(location, run.pages, crcs_crc32)
-                .map(drop),
+            } => match self.is_encrypted(location, run.pages)? {
+                // Its checksums are those in the map, which were verified on the way to the run.
+                true => Ok(()),
+                false => self
+                    .verified_checksums(location, run.pages, crcs_crc32)
+                    .map(drop),
+            },
         }
     }
 
+    fn is_encrypted(&self, location: PageNo, pages: u32) -> Result<bool, PageError> {
+        let place = self.place(location, pages)?;
+        let located = self.checkpoint.space().locate_encrypted(place, pages);
+        Ok(located.map_err(|error| error.at(location))?.1.is_some())
+    }
+
     /// Returns the location of a run's pages in the medium's file, once every one of them was verified: `None` where
-    /// there is no file, or for zeros. For `splice`, after which the pipe refers to the pages themselves: the
+    /// there is no file, for zeros, and for encrypted pages. For `splice`, after which the pipe refers to the pages themselves: the
     /// checkpoint must be kept until they have been read out of the pipe.
     ///
     /// # Errors
@@ -205,6 +265,9 @@ impl PageMap {
         let RunKind::Stored { location, .. } = run.kind else {
             return Ok(None);
         };
+        if self.is_encrypted(location, run.pages)? {
+            return Ok(None);
+        }
         self.read(run)?;
         let place = space
             .geometry

@@ -68,7 +68,8 @@ fn map_of(region: &Region, id: u128, root: &MapRoot) -> PageMap {
 
 fn read(map: &PageMap, index: u64) -> Result<Vec<u8>, PageError> {
     let run = map.lookup(index)?.unwrap();
-    map.read_range(&run, index, 1).map(<[u8]>::to_vec)
+    map.read_range(&run, index, 1)
+        .map(std::borrow::Cow::into_owned)
 }
 
 #[test]

@@ -207,6 +207,7 @@ fn without(
         },
     )
     .map_err(|e| format!("open: {e}"))?;
+    model::give_keys(&region);
     let mut expected = state.clone();
     for id in expected.keys() {
         if !region.lists(*id) {
@@ -272,6 +273,7 @@ fn without(
     drop(region);
     let (region, _) = Region::open_all(first, RecoverOptions::default(), &mut find(&others))
         .map_err(|e| format!("open again: {e}"))?;
+    model::give_keys(&region);
     model::check(&region, &Some(expected))
         .map_err(|e| format!("brought back: {e}; damaged: {:?}", region.damaged()))
 }

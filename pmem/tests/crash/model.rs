@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use permafrost_pmem::sim::{SimMedium, mix};
 use permafrost_pmem::{
-    CheckpointId, FoundMember, MapRoot, Medium, MediumState, OpenError, PAGE_SIZE, RecoverOptions,
-    Region, RegionMember, RunKind, StoredCheckpoint,
+    CheckpointId, DataKey, FoundMember, KeyId, MapRoot, Medium, MediumState, OpenError, PAGE_SIZE,
+    RecoverOptions, Region, RegionMember, RunKind, StoredCheckpoint,
 };
 
 /// Number that a page's content follows from; 0 is a page of zeros.
@@ -34,6 +34,18 @@ pub(crate) fn page(salt: Salt) -> Vec<u8> {
     (0..PAGE_SIZE as u64 / 8)
         .flat_map(|i| mix(salt ^ i << 48).to_le_bytes())
         .collect()
+}
+
+/// Number of keys that checkpoints of a simulation may be encrypted with.
+pub(crate) const KEYS: u64 = 2;
+
+/// Gives a region the keys of a simulation.
+pub(crate) fn give_keys(region: &Region) {
+    for number in 1..=KEYS {
+        let key = DataKey::new([number as u8; 32]);
+        let cipher = key.cipher(region.usage().uuid.as_bytes());
+        region.keys().insert(KeyId::new(number).unwrap(), cipher);
+    }
 }
 
 /// Recovered region, the number of its state among the allowed ones, and its medium.
@@ -83,6 +95,7 @@ pub(crate) fn recover_with(
             .map(|i| (None, i, medium))
             .ok_or("region gone".to_owned());
     };
+    give_keys(&region);
     // No crash is damage.
     if let Some(failure) = region.failure() {
         return Err(format!("takes no writes: {failure}"));

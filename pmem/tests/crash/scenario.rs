@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use permafrost_pmem::sim::{MediumEvent, SimMedium, mix};
 use permafrost_pmem::{
-    CheckpointId, CleanError, FormatOptions, JournalError, MapCursor, MapRoot, Medium, PAGE_SIZE,
-    RecoverOptions, Region, RegionUuid, SealError, Shadow, ShadowError, StoredCheckpoint,
+    CheckpointId, CleanError, FormatOptions, JournalError, KeyId, MapCursor, MapRoot, Medium,
+    PAGE_SIZE, RecoverOptions, Region, RegionUuid, SealError, Shadow, ShadowError,
+    StoredCheckpoint,
 };
 
 use crate::model::{self, Pages, Salt, Sealed, State, page};
@@ -149,7 +150,9 @@ impl Player {
         let medium = Arc::clone(&self.medium) as Arc<dyn Medium>;
         let options = RecoverOptions::default();
         let opened = Region::open_all(medium, options, &mut model::find(&self.others));
-        self.region = Some(opened.unwrap().0);
+        let region = opened.unwrap().0;
+        model::give_keys(&region);
+        self.region = Some(region);
     }
 
     pub(crate) fn step(&mut self) {
@@ -179,9 +182,15 @@ impl Player {
         }
     }
 
+    /// Begins a shadow in the clear, or under one of the keys.
+    fn begin(&mut self, region: &Arc<Region>) -> Shadow {
+        let key = KeyId::new(self.rng.below(1 + model::KEYS));
+        region.begin_encrypted(key).unwrap()
+    }
+
     pub(crate) fn dump(&mut self) {
         let region = self.region();
-        let mut shadow = region.begin();
+        let mut shadow = self.begin(&region);
         let Ok((manifest, objects)) = self.fill(&region, &mut shadow) else {
             return;
         };
@@ -190,7 +199,7 @@ impl Player {
 
     fn two_dumps_at_once(&mut self) {
         let region = self.region();
-        let (mut a, mut b) = (region.begin(), region.begin());
+        let (mut a, mut b) = (self.begin(&region), self.begin(&region));
         let filled_a = self.fill(&region, &mut a);
         let filled_b = self.fill(&region, &mut b);
         if let Ok((manifest, objects)) = filled_b {
@@ -203,7 +212,7 @@ impl Player {
 
     fn abandon(&mut self) {
         let region = self.region();
-        let mut shadow = region.begin();
+        let mut shadow = self.begin(&region);
         let _ = self.fill(&region, &mut shadow);
     }
 

@@ -275,7 +275,7 @@ fn own_pages(
                 flags,
                 bytes,
             }) => {
-                let pages = push_pages(frames, first_index, flags, bytes)?;
+                let pages = push_pages(frames, first_index, flags, &bytes)?;
                 (first_index + pages, pages)
             }
             Fetched::Own(PageRun::Zero {
@@ -334,7 +334,7 @@ fn others_pages(
             first_index,
             flags,
             bytes,
-        } => push_pages(frames, first_index, flags, bytes).map(drop),
+        } => push_pages(frames, first_index, flags, &bytes).map(drop),
         PageRun::Zero {
             first_index,
             flags,

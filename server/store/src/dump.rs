@@ -456,7 +456,7 @@ fn tap_from_parent(
             RunKind::Zero => tap.zero(index, piece.flags, pages),
             RunKind::Stored { .. } => {
                 let bytes = parent.map().read_range(&run, index, count);
-                tap.pages(index, piece.flags, bytes.map_err(ShadowError::from)?);
+                tap.pages(index, piece.flags, &bytes.map_err(ShadowError::from)?);
             }
         }
         index += pages;

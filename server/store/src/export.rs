@@ -75,7 +75,7 @@ fn write_round(
             let (at, run) = round.get(place)?;
             let damaged = |source| ReadError::from(reader.corrupt(space, run.first_index, source));
             let written = map.read(run).map_err(damaged).and_then(|bytes| {
-                let written = file.write_all_at(bytes, *at);
+                let written = file.write_all_at(&bytes, *at);
                 map.confirm(run, run.first_index, run.pages)
                     .map_err(damaged)?;
                 Ok(written?)

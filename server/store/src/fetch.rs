@@ -1,5 +1,7 @@
 //! Reads a checkpoint to pass it on: run by run, each page verified, in bounded memory.
 
+use std::borrow::Cow;
+
 use permafrost_agent::remote::MapDigest;
 use permafrost_criu::source::PageRun;
 use permafrost_pmem::{MapCursor, PageError, PageMap, RunKind, StoredRun};
@@ -27,7 +29,7 @@ pub struct Fetch {
 }
 
 /// A run of pages of one kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fetched<'a> {
     /// Pages of this checkpoint: zeros, or at most 64 whole pages, verified, lent from the medium.
     Own(PageRun<'a>),
@@ -286,8 +288,8 @@ impl<'a> Source<'a> {
             }));
         }
         let chunk = u32::try_from(here).unwrap_or(u32::MAX).min(CHUNK_PAGES);
-        let bytes = self.map.read_range(&run, first_index, chunk)?;
-        let (equal, different) = self.compare(first_index, bytes);
+        let mut bytes = self.map.read_range(&run, first_index, chunk)?;
+        let (equal, different) = self.compare(first_index, &bytes);
         Ok(Some(if equal > 0 {
             Fetched::Parent {
                 first_index,
@@ -295,10 +297,14 @@ impl<'a> Source<'a> {
                 pages: equal,
             }
         } else {
+            match &mut bytes {
+                Cow::Borrowed(bytes) => *bytes = &bytes[..different],
+                Cow::Owned(bytes) => bytes.truncate(different),
+            }
             Fetched::Own(PageRun::Pages {
                 first_index,
                 flags,
-                bytes: &bytes[..different],
+                bytes,
             })
         }))
     }
@@ -335,7 +341,9 @@ impl<'a> Source<'a> {
             }
             let same = match theirs {
                 // The page is verified, so the receiver's copy of the parent has the same bytes.
-                Some(run) => map.read_range(&run, index, 1).is_ok_and(|old| old == page),
+                Some(run) => map
+                    .read_range(&run, index, 1)
+                    .is_ok_and(|old| *old == *page),
                 None => false,
             };
             match (same, at == equal) {

@@ -1,5 +1,6 @@
 //! Reads this store's copy of a checkpoint through its manifest.
 
+use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
@@ -171,7 +172,7 @@ impl LocalCheckpoint {
                     let pages = u32::try_from(pages).unwrap_or(run.pages);
                     let bytes = map.read_range(&run, run.first_index, pages);
                     let bytes = bytes.map_err(|e| self.corrupt(space, run.first_index, e))?;
-                    digest.pages(run.first_index, run.flags, bytes);
+                    digest.pages(run.first_index, run.flags, &bytes);
                 }
             }
         }
@@ -183,8 +184,8 @@ impl LocalCheckpoint {
         map: &'m PageMap,
         run: &StoredRun,
         error: &PageError,
-    ) -> (u64, &'m [u8]) {
-        let nothing = (run.first_index, &[][..]);
+    ) -> (u64, Cow<'m, [u8]>) {
+        let nothing = (run.first_index, Cow::Borrowed(&[][..]));
         let Some(index) = error.index() else {
             return nothing;
         };

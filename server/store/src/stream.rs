@@ -61,13 +61,13 @@ impl LocalCheckpoint {
                 Ok(_) if matches!(run.kind, RunKind::Zero) => pipe.write_zeros(bytes)?,
                 Ok(pages) if is_last => {
                     // Copied first, because no step after it can fail.
-                    let pages = pages.to_vec();
+                    let pages = pages.into_owned();
                     let kept = map.confirm(&run, run.first_index, run.pages);
                     kept.map_err(|source| self.corrupt(space, *next_index, source))?;
                     pipe.write_all(&pages)?;
                 }
                 Ok(pages) => {
-                    let written = pipe.write_all(pages);
+                    let written = pipe.write_all(&pages);
                     // The pipe may contain zeros in place of lost pages, so the image ends here, and the restore fails.
                     map.confirm(&run, run.first_index, run.pages)
                         .map_err(|source| {
@@ -77,7 +77,7 @@ impl LocalCheckpoint {
                 }
                 Err(source) => {
                     let (damaged_index, intact) = Self::before_damage(&map, &run, &source);
-                    pipe.write_all(intact)?;
+                    pipe.write_all(&intact)?;
                     *next_index = damaged_index;
                     return Err(self.corrupt(space, damaged_index, source).into());
                 }

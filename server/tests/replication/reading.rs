@@ -22,7 +22,7 @@ fn copy(from: &ClusteredStore, id: &str, parent: &str, to: &mut CopyDump) -> (u6
                     bytes,
                 }) => {
                     sent.0 += bytes.len() as u64 / 4096;
-                    to.pages(first_index, flags, bytes).unwrap();
+                    to.pages(first_index, flags, &bytes).unwrap();
                 }
                 Fetched::Own(PageRun::Zero {
                     first_index,
@@ -131,7 +131,7 @@ fn a_part_of_a_space_is_read_from_where_one_asks() {
             Fetched::Own(PageRun::Pages {
                 first_index, bytes, ..
             }) => {
-                assert_eq!(*bytes, page(first_index / 2));
+                assert_eq!(bytes.as_ref(), page(first_index / 2));
                 *first_index
             }
             other => panic!("{other:?}"),

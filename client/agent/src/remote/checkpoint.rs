@@ -4,6 +4,7 @@
 //! pages are compared with the manifest's digest before the last of them is passed on: damaged data lacks its
 //! end.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -376,7 +377,7 @@ fn run_of(frame: &ReceivedFrame) -> PageRun<'_> {
         Kind::Pages => PageRun::Pages {
             first_index,
             flags,
-            bytes: &frame.payload,
+            bytes: Cow::Borrowed(&frame.payload),
         },
         _ => PageRun::Zero {
             first_index,

@@ -30,7 +30,7 @@ impl PagesFile {
     pub fn put(&mut self, run: PageRun<'_>) -> io::Result<()> {
         match run {
             PageRun::Pages { bytes, .. } => {
-                self.file.write_all_at(bytes, self.at)?;
+                self.file.write_all_at(&bytes, self.at)?;
                 self.at += bytes.len() as u64;
             }
             PageRun::Zero { pages, .. } => self.at += pages * PAGE_BYTES,

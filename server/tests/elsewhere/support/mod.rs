@@ -308,7 +308,7 @@ impl Site {
                         first_index,
                         flags,
                         bytes,
-                    }) => dump.pages(first_index, flags, bytes),
+                    }) => dump.pages(first_index, flags, &bytes),
                     Fetched::Own(PageRun::Zero {
                         first_index,
                         flags,
