@@ -58,7 +58,8 @@ pub use error::{
 };
 pub use ids::{CheckpointId, PageNo, ParseIdError, RegionUuid, SegmentNo};
 pub use map::{
-    Kept, MapCursor, MapRoot, MapStats, MapWriter, PageMap, Piece, RunKind, Runs, StoredRun,
+    FindEqual, Kept, MapCursor, MapRoot, MapStats, MapWriter, PageMap, Piece, RunKind, Runs,
+    StoredRun,
 };
 pub use media::RegionMedium;
 pub use members::{

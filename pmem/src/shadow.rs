@@ -7,7 +7,9 @@ use crate::checkpoint::StoredCheckpoint;
 use crate::encrypted::Encryption;
 use crate::error::ShadowError;
 use crate::ids::PageNo;
-use crate::map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, ParentPage, WrittenObjects};
+use crate::map::{
+    FindEqual, Kept, MapCursor, MapRoot, MapStats, MapWriter, ParentPage, WrittenObjects,
+};
 use crate::region::Region;
 use crate::segment::SegmentWriter;
 use crate::{PAGE_BYTES, PAGE_SIZE};
@@ -24,6 +26,8 @@ pub struct Shadow {
     pub(crate) out: SegmentWriter,
     /// Objects that are finished, and that the next ones are compared with.
     written: WrittenObjects,
+    /// Other checkpoints that have pages in common with this dump, maybe.
+    others: Option<Box<dyn FindEqual>>,
 }
 
 impl Shadow {
@@ -33,7 +37,13 @@ impl Shadow {
             region,
             out,
             written: WrittenObjects::default(),
+            others: None,
         }
+    }
+
+    /// Compares pages that are neither the parent's nor another object's with those that `others` finds, too.
+    pub fn look_in(&mut self, others: Box<dyn FindEqual>) {
+        self.others = Some(others);
     }
 
     /// Makes a page map, one for every object (an address space, an image file).
@@ -80,9 +90,15 @@ impl Shadow {
             }
             let crc = crc32fast::hash(page);
             if let Some(parent) = parent.as_deref_mut()
-                && self.refer_if_equal(w, parent, index, flags, page, crc)?
+                && self.refer_if_equal(w, (parent, index), index, flags, page, crc)?
             {
+                w.stats.parent += 1;
+                w.beside(parent);
                 w.note(index, 1, flags, Kept::Parent);
+                continue;
+            }
+            if self.refer_to_others(w, index, flags, page, crc)? {
+                w.note(index, 1, flags, Kept::Stored);
                 continue;
             }
             let place = match self.sibling_page(w, index, page, crc) {
@@ -257,18 +273,46 @@ impl Shadow {
         Ok(self.out.flush_and_fence()?)
     }
 
-    /// Refers to the parent's page if it equals `page`; returns true if it does. The comparison only saves space, so
-    /// damage in the parent is counted: the page that is stored instead is intact.
-    fn refer_if_equal(
+    /// Refers to a page of another checkpoint that equals `page`; returns true if one was found.
+    fn refer_to_others(
         &mut self,
         w: &mut MapWriter,
-        parent: &mut MapCursor,
         index: u64,
         flags: u16,
         page: &[u8; PAGE_SIZE],
         crc: u32,
     ) -> Result<bool, ShadowError> {
-        let (location, place, theirs) = match parent.page(index) {
+        let Some(mut others) = self.others.take() else {
+            return Ok(false);
+        };
+        let mut equal = Ok(false);
+        let damaged = w.stats.parent_damaged;
+        if let Some((cursor, theirs)) = others.find(index, crc) {
+            self.check_region(cursor)?;
+            equal = self.refer_if_equal(w, (cursor, theirs), index, flags, page, crc);
+            if let Ok(true) = equal {
+                w.stats.shared += 1;
+                w.keep(cursor.map().checkpoint());
+            }
+        }
+        // Damage elsewhere is not the parent's.
+        w.stats.parent_damaged = damaged;
+        self.others = Some(others);
+        equal
+    }
+
+    /// Refers to a parent's page, at `their_index`, if it equals `page`; returns true if it does. The comparison only saves space, so
+    /// damage in the parent is counted: the page that is stored instead is intact.
+    fn refer_if_equal(
+        &mut self,
+        w: &mut MapWriter,
+        (parent, their_index): (&mut MapCursor, u64),
+        index: u64,
+        flags: u16,
+        page: &[u8; PAGE_SIZE],
+        crc: u32,
+    ) -> Result<bool, ShadowError> {
+        let (location, place, theirs) = match parent.page(their_index) {
             Ok(Some(ParentPage::Stored {
                 location,
                 place,
@@ -304,9 +348,7 @@ impl Shadow {
             return Ok(false);
         }
         self.out.holdings().share(place.segment);
-        w.stats.parent += 1;
         w.push_stored(&mut self.out, index, flags, location, crc)?;
-        w.beside(parent);
         Ok(true)
     }
 

@@ -271,6 +271,9 @@ pub struct AddressSpace {
     /// counted there.
     #[prost(uint64, tag = "11")]
     pub sibling_pages: u64,
+    /// Pages among them that equal a page of another job, which has stored it (`permafrostd --share-pages`).
+    #[prost(uint64, tag = "12")]
+    pub shared_pages: u64,
     /// Digest of the map, 32 bytes, or empty.
     #[prost(bytes = "vec", tag = "10")]
     #[serde(skip)]

@@ -28,6 +28,7 @@ fn space(space_type: SpaceType, id: u64, pages_id: u32) -> AddressSpace {
         zero_pages: 30,
         parent_pages: 20,
         sibling_pages: 3,
+        shared_pages: 4,
         map_digest: vec![4; 32],
     }
 }

@@ -72,6 +72,8 @@ pub struct Config {
     /// Period at which the rules of retention are applied to everything; to a job also after each of its dumps.
     /// Default 5 min; `None`: on request only.
     pub retention_interval: Option<Duration>,
+    /// Namespaces whose jobs share equal pages; `*` stands for all. Default: none.
+    pub share_pages: Vec<String>,
     /// Concurrency limits of dumps and restores, and the rules for those that wait.
     pub queues: QueuesOptions,
     /// Age at which a measured bandwidth is renewed: a node that is idle then makes a small measurement. Default 5
@@ -157,6 +159,7 @@ impl Default for Config {
             clean_interval: Some(Duration::from_secs(60)),
             cooling: CoolingRules::default(),
             retention_interval: Some(Duration::from_secs(300)),
+            share_pages: Vec::new(),
             queues: QueuesOptions::default(),
             probe_period: Some(Duration::from_secs(300)),
             audit: AuditFile::default(),

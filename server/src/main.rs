@@ -137,6 +137,10 @@ struct Args {
     /// each of its dumps. `off`: only `permafrost prune` does it.
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_period)]
     retention_interval: Period,
+    /// Namespace whose jobs share equal pages: a dump refers to a page that another job has stored, compared in full.
+    /// May be given several times; `*` stands for all.
+    #[arg(long, value_name = "NAMESPACE")]
+    share_pages: Vec<String>,
     /// Dumps that run at once: a number, or `auto` for as many as increase the total throughput. Further dumps wait
     /// in a queue, while their processes run on.
     #[arg(long, value_name = "N", default_value = "auto", value_parser = parse_at_once)]
@@ -370,6 +374,7 @@ fn run(args: Args) -> anyhow::Result<()> {
             above_percent: args.cool_above.0,
         },
         retention_interval: args.retention_interval.0,
+        share_pages: args.share_pages,
         queues: QueuesOptions {
             dumps_at_once: args.dumps_at_once.0,
             restores_at_once: args.restores_at_once.0,

@@ -60,6 +60,41 @@ fn forty_dumps_at_once_keep_their_pages_apart() {
 }
 
 #[test]
+fn jobs_of_a_namespace_share_pages_if_the_operator_says_so() {
+    let work = tempfile::tempdir().unwrap();
+    let options = Options {
+        extra: vec!["--share-pages".into(), "lab".into()],
+        ..Options::default()
+    };
+    let daemon = Daemon::start(work.path(), &options).unwrap();
+    let memory = pages(1, 1000);
+    let dump = |job: &str, vaddr: u64| {
+        let opened = daemon.json(&["open", "--job", job]).unwrap();
+        let mut peer = Peer::tcp(opened["address"].as_str().unwrap(), Dialect::V32);
+        peer.open();
+        peer.pages(vaddr, &memory);
+        let images = work.path().join("images");
+        fake_images(&images);
+        assert_eq!(peer.close(), Some(0));
+        let (images, session) = (
+            images.to_str().unwrap(),
+            opened["session"].as_str().unwrap(),
+        );
+        daemon
+            .json(&["adopt", "--job", job, "--images-dir", images, session])
+            .unwrap();
+        let shown = daemon.json(&["show", job]).unwrap();
+        let space = &shown["manifest"]["spaces"][0];
+        assert_eq!(exported_pages(&daemon, work.path(), job), memory, "{job}");
+        ["stored_pages", "shared_pages"].map(|field| space[field].as_u64().unwrap())
+    };
+    assert_eq!(dump("lab/a", 0x40_0000), [1000, 0]);
+    let [stored, shared] = dump("lab/b", 0x7000_0000);
+    assert!(stored + shared == 1000 && shared > 600, "{shared} shared");
+    assert_eq!(dump("other/a", 0x40_0000), [1000, 0]);
+}
+
+#[test]
 fn pages_equal_to_the_parents_and_zero_pages_are_not_stored() {
     let work = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(work.path(), &Options::default()).unwrap();

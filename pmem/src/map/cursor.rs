@@ -145,6 +145,13 @@ impl MapCursor {
         }))
     }
 
+    /// Returns the CRC32 of the stored page at `index`; `None` if there is none, or the map is damaged there.
+    #[must_use]
+    pub fn page_crc32(&mut self, index: u64) -> Option<u32> {
+        let found = self.find(index).ok().flatten()?;
+        found.stored.map(|(_, crc)| crc)
+    }
+
     /// Returns the place of a page, in a segment that the checkpoint holds.
     pub(crate) fn place(&self, location: PageNo) -> Result<SegmentPlace, PageError> {
         self.map.place(location, 1)

@@ -121,6 +121,12 @@ impl TryFrom<&[u8]> for MapRoot {
     }
 }
 
+/// Finds pages in other checkpoints that may equal those of a dump.
+pub trait FindEqual: Send {
+    /// Returns a place that may have a page which equals the one at `index`, by its CRC32.
+    fn find(&mut self, index: u64, crc32: u32) -> Option<(&mut MapCursor, u64)>;
+}
+
 /// Consecutive pages of an object, kept in one way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredRun {

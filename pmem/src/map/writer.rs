@@ -30,6 +30,8 @@ pub struct MapStats {
     pub parent: u64,
     /// Pages that equal another object's page at the same index, and are stored with that object.
     pub sibling: u64,
+    /// Pages that equal another checkpoint's, and are stored there ([`Shadow::look_in`](crate::Shadow::look_in)).
+    pub shared: u64,
     /// Stored pages that the parent may have as well: the parent is damaged there.
     pub parent_damaged: u64,
     /// Nodes whose block was hashed: those with a change below.
@@ -184,20 +186,23 @@ impl MapWriter {
         self.place(out, node.level + 1, &Part::of_node(block.at, node))
     }
 
+    /// Keeps the pages of a checkpoint in their places as long as other objects are compared with this one's.
+    pub(crate) fn keep(&mut self, checkpoint: &Arc<StoredCheckpoint>) {
+        if let Some(written) = &mut self.written {
+            written.keep(checkpoint);
+        }
+    }
+
     /// Notes the nodes of the parent around the page that is about to come.
     pub(crate) fn beside(&mut self, parent: &MapCursor) {
-        let Parent { checkpoint, nodes } = &mut self.parent;
         let theirs = parent.map().checkpoint();
-        if !checkpoint
-            .as_ref()
-            .is_some_and(|ours| Arc::ptr_eq(ours, theirs))
-        {
-            nodes.clear();
-            *checkpoint = Some(Arc::clone(theirs));
-            if let Some(written) = &mut self.written {
-                written.keep(theirs);
-            }
+        let ours = self.parent.checkpoint.as_ref();
+        if !ours.is_some_and(|ours| Arc::ptr_eq(ours, theirs)) {
+            self.parent.nodes.clear();
+            self.parent.checkpoint = Some(Arc::clone(theirs));
+            self.keep(theirs);
         }
+        let nodes = &mut self.parent.nodes;
         // A leaf that was noted has its path noted, too.
         for (at, node) in parent.path().iter().rev() {
             let level = usize::from(node.level);

@@ -50,7 +50,10 @@ impl WrittenPages {
 
     /// Keeps the pages of a checkpoint in their places.
     pub(crate) fn keep(&mut self, parent: &Arc<StoredCheckpoint>) {
-        self.parents.push(Arc::clone(parent));
+        let id = parent.copy_id();
+        if !self.parents.iter().any(|kept| kept.copy_id() == id) {
+            self.parents.push(Arc::clone(parent));
+        }
     }
 
     fn bytes(&self) -> usize {

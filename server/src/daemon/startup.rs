@@ -14,6 +14,7 @@ use permafrost_pmem::{
     RecoveryReport, Region, RegionMember, RegionSummary, emulate, open_medium,
 };
 use permafrost_protocol::control::{Checkpoint, ReportedError};
+use permafrost_sharing::SharedPages;
 use permafrost_store::catalog::{Catalog, CatalogError, Opened, Positioned, SledCatalog};
 use permafrost_store::private_file::PrivateFileError;
 use permafrost_store::quotas::Quotas;
@@ -192,6 +193,7 @@ pub(super) fn open_store(config: &Config) -> Result<MeasuredStore, StartError> {
         observer: Arc::new(Learning(Arc::clone(&costs))),
         quotas: Arc::new(quotas.unwrap_or_default()),
         cooling: config.cooling,
+        sharing: SharedPages::new(config.share_pages.clone()),
         ..StoreParts::new(
             region,
             RegionLocation { path, guarantee },

@@ -107,6 +107,11 @@ impl Store {
             let parent = self.parent_by_id(&request.parent);
             parent.map(|parent| parent.compared_as(request.compared))
         };
+        let has_parent = parent.is_some();
+        if !has_parent {
+            self.refresh_shared(&request.job);
+        }
+        let builder = DumpBuilder::new(&self.region, parent, None);
         self.counters.copies_begun.add(1);
         Ok(CopyDump {
             store: Arc::clone(self),
@@ -115,9 +120,9 @@ impl Store {
             } else {
                 hex(&request.session)
             },
-            has_parent: parent.is_some(),
+            has_parent,
             coming: Some(self.copies_coming.one()),
-            stage: Stage::Receiving(Box::new(DumpBuilder::new(&self.region, parent, None))),
+            stage: Stage::Receiving(Box::new(builder.sharing(self.page_finder(&request.job)))),
         })
     }
 

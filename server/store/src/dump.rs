@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_pmem::{
-    CheckpointId, Kept, MapCursor, MapRoot, MapWriter, Piece, Region, RunKind, Shadow, ShadowError,
-    StoredCheckpoint,
+    CheckpointId, FindEqual, Kept, MapCursor, MapRoot, MapWriter, Piece, Region, RunKind, Shadow,
+    ShadowError, StoredCheckpoint,
 };
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
@@ -177,6 +177,15 @@ impl DumpBuilder {
             ended: Some(ended),
             ..self
         }
+    }
+
+    /// Compares pages with those that `others` finds, too.
+    #[must_use]
+    pub(super) fn sharing(mut self, others: Option<Box<dyn FindEqual>>) -> Self {
+        if let Some(others) = others {
+            self.shadow.look_in(others);
+        }
+        self
     }
 
     /// Returns the bytes written so far.
@@ -419,6 +428,7 @@ impl DumpBuilder {
             zero_pages: stats.zero,
             parent_pages: stats.parent,
             sibling_pages: stats.sibling,
+            shared_pages: stats.shared,
             map_digest: stats.digest.to_vec(),
         });
         Ok(())

@@ -49,7 +49,11 @@ impl Store {
         let directory = ImagesDir::new(directory)?;
         let pages = PagesReader::open(&directory)?;
 
-        let mut builder = DumpBuilder::new(&self.region, parent, follower);
+        if parent.is_none() {
+            self.refresh_shared(job);
+        }
+        let builder = DumpBuilder::new(&self.region, parent, follower);
+        let mut builder = builder.sharing(self.page_finder(job));
         let mut reading = Reading {
             builder: &mut builder,
             done_bytes: 0,

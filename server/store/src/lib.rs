@@ -38,12 +38,13 @@ pub mod quotas;
 mod reader;
 mod seal;
 mod session;
+mod sharing;
 mod stream;
 mod usage;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -51,6 +52,7 @@ use permafrost_cooling::CoolingRules;
 use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, Region};
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::manifest::{JobName, Kind, Manifest, Origin, check_restore_options};
+use permafrost_sharing::SharedPages;
 
 use self::jobs::JobLocks;
 use self::parking::{Parking, Quota};
@@ -136,6 +138,8 @@ pub struct StoreParts {
     pub quotas: Arc<Quotas>,
     /// Rules by which segments move to slower tiers.
     pub cooling: CoolingRules,
+    /// Namespaces whose jobs share equal pages. Default none.
+    pub sharing: SharedPages,
 }
 
 impl StoreParts {
@@ -151,6 +155,7 @@ impl StoreParts {
             observer: Arc::new(Unobserved),
             quotas: Arc::default(),
             cooling: CoolingRules::default(),
+            sharing: SharedPages::default(),
         }
     }
 }
@@ -182,6 +187,9 @@ pub struct Store {
     counters: Arc<Counters>,
     observer: Arc<dyn Observer>,
     quotas: Arc<Quotas>,
+    sharing: SharedPages,
+    /// Set once the checkpoints of earlier times are noted.
+    sharing_known: OnceLock<()>,
 }
 
 impl Store {
@@ -201,6 +209,7 @@ impl Store {
             observer,
             quotas,
             cooling,
+            sharing,
         } = parts;
         let mut truth: Vec<(String, bool)> = region
             .listed()
@@ -231,6 +240,8 @@ impl Store {
             counters: Arc::default(),
             observer,
             quotas,
+            sharing,
+            sharing_known: OnceLock::new(),
         };
         for (id, _, reason) in gone {
             store.set_aside_gone(id, reason);

@@ -59,6 +59,9 @@ impl Store {
     /// Opens a session; it takes pages once a connection has been made.
     pub fn open_session(&self, request: SessionRequest, mut opening: Opening) -> Arc<Session> {
         self.counters.dumps_begun.add(1);
+        if opening.parent.is_none() {
+            self.refresh_shared(&request.job);
+        }
         let measured = self.measure(&request, &mut opening);
         let session = Session::new(request, opening, measured);
         let mut sessions = self.sessions();

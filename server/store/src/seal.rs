@@ -334,6 +334,7 @@ impl Store {
                 return Err(error.into());
             }
         }
+        self.note_shared(&summary);
         Ok(summary)
     }
 }

@@ -233,8 +233,9 @@ impl Session {
             .map_err(SessionError::from)?;
         state.begun_unix_ms = unix_ms();
         state.measured.begun();
-        let builder =
-            DumpBuilder::new(store.region(), opened.parent, opened.follower).until(self.ended());
+        let builder = DumpBuilder::new(store.region(), opened.parent, opened.follower)
+            .sharing(store.page_finder(&self.request.job))
+            .until(self.ended());
         Ok(SessionSink {
             store: Arc::clone(store),
             session: Arc::clone(self),

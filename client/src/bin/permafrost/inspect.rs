@@ -332,7 +332,7 @@ fn spaces(spaces: &[AddressSpace]) -> String {
             pages(space.pages),
             pages(space.stored_pages),
             pages(space.parent_pages),
-            pages(space.sibling_pages),
+            pages(space.sibling_pages + space.shared_pages),
             pages(space.zero_pages),
             format!("pages-{}.img", space.pages_id),
         ]);
