@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use crate::alloc::Lease;
-use crate::error::{JournalFault, OpenError};
+use crate::error::OpenError;
 use crate::ids::CheckpointId;
 use crate::journal::Live;
 
@@ -44,18 +44,6 @@ impl fmt::Debug for UnreadableCheckpoint {
             .field("reason", &self.reason)
             .finish_non_exhaustive()
     }
-}
-
-/// Unreadable records of a journal. Checkpoints that were sealed in these records are missing, and checkpoints that
-/// were deleted in them exist again.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct JournalDamage {
-    /// Faults, in the order of the records.
-    pub faults: Vec<JournalFault>,
-    /// Records that cannot be read; each may have sealed or deleted a checkpoint.
-    pub records_lost: u64,
-    /// Checkpoints that later records name, and that no readable record seals.
-    pub checkpoints_lost: Vec<CheckpointId>,
 }
 
 /// Reason why a region takes no more writes until it is opened again. Reading goes on.

@@ -4,6 +4,7 @@ use std::io;
 
 use crate::damage::RegionFailure;
 use crate::ids::{CheckpointId, PageNo, SegmentNo};
+use crate::journal::{JournalError, JournalFault, ReplayError};
 use permafrost_cipher::{KeyId, UnknownKey};
 use permafrost_medium::LostPage;
 
@@ -80,55 +81,6 @@ pub enum SuperblockFault {
     Unreadable,
 }
 
-/// Fault of the journal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum JournalFault {
-    /// Neither half has a header.
-    #[error("neither half has a valid header")]
-    NoHeader,
-    /// A record is damaged that a compaction had made durable before its header.
-    #[error("record {record} of {compacted} compacted ones is damaged")]
-    Compacted {
-        /// Place of the record in the half.
-        record: u32,
-        /// Number of compacted records, from the header.
-        compacted: u32,
-    },
-    /// Damaged in the middle: a torn write can only be the last.
-    #[error("record {record} is damaged, record {later} after it is not")]
-    Hole {
-        /// First damaged record.
-        record: u32,
-        /// A valid one after it.
-        later: u32,
-    },
-    /// The copies of a record are both valid and differ.
-    #[error("the two copies of record {record} differ")]
-    CopiesDiffer {
-        /// Place of the record in the half.
-        record: u32,
-    },
-    /// The record is intact, but no writer makes it: an unknown kind, a second seal of an id, a delete of a
-    /// checkpoint that does not exist.
-    #[error("record {record} makes no sense after those before it")]
-    Senseless {
-        /// Place of the record in the half.
-        record: u32,
-    },
-    /// The header of the half with the newest records is damaged: the number of compacted records is unknown.
-    #[error("the header of the newest half is damaged")]
-    Header,
-    /// The medium returns an error for records at the place of the next record: one of them may be a record.
-    #[error("records {first} to {last} cannot be read")]
-    Unreadable {
-        /// The first one.
-        first: u32,
-        /// The last one.
-        last: u32,
-    },
-}
-
 /// Opening a region was refused. Nothing has been written to it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -198,6 +150,15 @@ pub enum OpenError {
     /// The medium failed.
     #[error("read region")]
     Io(#[from] io::Error),
+}
+
+impl From<ReplayError> for OpenError {
+    fn from(error: ReplayError) -> Self {
+        match error {
+            ReplayError::Corrupt { at, fault } => Self::JournalCorrupt { at, fault },
+            ReplayError::Io(error) => Self::Io(error),
+        }
+    }
 }
 
 /// Fault of a page map.
@@ -419,34 +380,6 @@ pub enum ShadowError {
     Failed(RegionFailure),
     /// The medium failed.
     #[error("write pages")]
-    Io(#[from] io::Error),
-}
-
-/// Writing the journal failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum JournalError {
-    /// The checkpoint does not exist.
-    #[error("no checkpoint {id}")]
-    Unknown {
-        /// Id of the checkpoint.
-        id: CheckpointId,
-    },
-    /// Live checkpoints fill it.
-    #[error("journal is full: {records} records, all live; delete checkpoints")]
-    Full {
-        /// Records of a half.
-        records: u32,
-    },
-    /// An earlier write of the journal failed: it is unknown what is durable until the region is opened again.
-    /// Reading goes on.
-    #[error("journal failed earlier: open the region anew")]
-    Failed,
-    /// The region was closed.
-    #[error("region is closed")]
-    Closed,
-    /// The medium failed now; whether the operation happened shows at the next open.
-    #[error("write journal")]
     Io(#[from] io::Error),
 }
 

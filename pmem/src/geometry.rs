@@ -3,6 +3,7 @@
 use crate::PAGE_BYTES;
 use crate::error::{FormatError, GrowError, NotInSegments, SegmentPlace};
 use crate::ids::{PageNo, SegmentNo};
+use crate::journal::JournalPlace;
 use crate::layout::{RECORD_BYTES, Superblock, TABLE_ENTRY_BYTES};
 use permafrost_medium::MEDIUM_SPAN;
 use permafrost_medium::convert::to_u64;
@@ -67,7 +68,7 @@ impl Geometry {
                 journal_records: records,
             });
         }
-        let journal_end = SUPERBLOCKS_BYTES + 4 * half_bytes(records);
+        let journal_end = journal_end(records);
         let slot_bytes = u64::from(segment_bytes);
         let capacity = || FormatError::Capacity {
             capacity_bytes: medium_bytes,
@@ -125,14 +126,17 @@ impl Geometry {
         possible.then_some(geometry)
     }
 
-    /// Bytes of both copies of both journal halves.
-    pub(crate) fn journal_bytes(&self) -> u64 {
-        4 * self.half_bytes()
+    /// Returns the place of the journal.
+    pub(crate) fn journal(&self) -> JournalPlace {
+        JournalPlace {
+            at: self.journal_at,
+            records: self.journal_records,
+        }
     }
 
     /// Returns true if the table is in front of the slots or behind them.
     fn has_table(&self) -> bool {
-        let journal_end = SUPERBLOCKS_BYTES + self.journal_bytes();
+        let journal_end = journal_end(self.journal_records);
         let in_front = self.table_at == journal_end
             && self.segments_at >= self.table_at + 2 * table_bytes(self.segments);
         let behind = self.segments_at >= journal_end
@@ -204,11 +208,6 @@ impl Geometry {
         self.capacity_bytes.max(table_end)
     }
 
-    /// Bytes of a copy of a journal half.
-    pub(crate) fn half_bytes(&self) -> u64 {
-        half_bytes(self.journal_records)
-    }
-
     /// Pages of a segment, its header included.
     pub(crate) fn segment_pages(&self) -> u32 {
         self.segment_bytes >> PAGE_BYTES.trailing_zeros()
@@ -258,7 +257,7 @@ pub(crate) fn reserved_slots(slots: u32) -> u32 {
 pub(crate) fn least_bytes(segment_bytes: u32, journal_records: Option<u32>) -> u64 {
     let records = journal_records.unwrap_or(LEAST_RECORDS);
     let segment_bytes = u64::from(segment_bytes);
-    let journal_end = SUPERBLOCKS_BYTES + 4 * half_bytes(records);
+    let journal_end = journal_end(records);
     // A table of a page a copy is enough for so few slots.
     (journal_end + 2 * table_bytes(1)).next_multiple_of(segment_bytes) + segment_bytes
 }
@@ -273,9 +272,10 @@ fn table_bytes(segments: u32) -> u64 {
     (u64::from(segments) * to_u64(TABLE_ENTRY_BYTES)).next_multiple_of(PAGE_BYTES)
 }
 
-/// Bytes of a copy of a journal half: whole pages.
-fn half_bytes(records: u32) -> u64 {
-    (u64::from(records) * to_u64(RECORD_BYTES)).next_multiple_of(PAGE_BYTES)
+/// Byte offset behind a journal with so many records in each half.
+fn journal_end(records: u32) -> u64 {
+    let at = SUPERBLOCKS_BYTES;
+    at + JournalPlace { at, records }.len_bytes()
 }
 
 fn valid_segment_bytes(bytes: u32) -> bool {
@@ -299,7 +299,7 @@ mod tests {
             (256 << 10, 64 << 10),
         ] {
             let g = Geometry::plan(bytes, segment, None).unwrap();
-            assert!(g.journal_at + g.journal_bytes() <= g.table_at);
+            assert!(g.journal_at + g.journal().len_bytes() <= g.table_at);
             assert!(g.table_at + 2 * g.table_bytes() <= g.segments_at);
             assert!(g.slots <= g.segments);
             assert!(g.capacity_bytes <= bytes && bytes - g.capacity_bytes < u64::from(segment));

@@ -32,7 +32,6 @@ mod drain;
 mod encrypted;
 mod error;
 mod geometry;
-mod journal;
 mod map;
 mod media;
 mod members;
@@ -49,12 +48,11 @@ mod table;
 
 pub use checkpoint::{ATTR_PINNED, ATTR_PROVISIONAL, ATTR_PUBLISHED, CopyId, StoredCheckpoint};
 pub use clean::{Cleaned, Survey};
-pub use damage::{JournalDamage, RegionFailure, UnreadableCheckpoint};
+pub use damage::{RegionFailure, UnreadableCheckpoint};
 pub use drain::{Drained, OccupiedSlot};
 pub use error::{
-    BlobError, CleanError, CloseError, FormatError, GrowError, HealError, JournalError,
-    JournalFault, MapFault, MediaError, OpenError, PageError, SealError, ShadowError,
-    SuperblockFault,
+    BlobError, CleanError, CloseError, FormatError, GrowError, HealError, MapFault, MediaError,
+    OpenError, PageError, SealError, ShadowError, SuperblockFault,
 };
 pub use ids::{CheckpointId, PageNo, ParseIdError, RegionUuid, SegmentNo};
 pub use map::{
@@ -66,6 +64,8 @@ pub use members::{
     FindMember, FoundMember, MediumState, NoTierName, RegionMember, TierName, member_uuid,
 };
 pub use permafrost_cipher::{DataKey, KeyId, Keyring};
+use permafrost_journal as journal;
+pub use permafrost_journal::{JournalDamage, JournalError, JournalFault};
 pub use permafrost_layout as layout;
 use permafrost_layout::{by_id, ids, slots};
 pub use permafrost_medium::heap;

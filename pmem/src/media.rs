@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use permafrost_medium::{Guarantee, MAX_MEDIA, MEDIUM_SPAN, Medium};
 
-use crate::error::{GrowError, JournalError, MediaError};
+use crate::error::{GrowError, MediaError};
 use crate::geometry::MAX_SEGMENTS;
 use crate::ids::{RegionUuid, SegmentNo};
+use crate::journal::JournalError;
 use crate::layout::MEMBER_PATH;
 use crate::members::{
     Found, MediumState, RegionMember, TierName, examine, is_storable, slots_in, write_header,

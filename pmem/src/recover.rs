@@ -10,11 +10,11 @@ use crate::PAGE_BYTES;
 use crate::alloc::{Allocator, Lease, to_extents};
 use crate::by_id::ById;
 use crate::checkpoint::{Sealed, StoredCheckpoint};
-use crate::damage::{JournalDamage, UnreadableCheckpoint};
-use crate::error::{JournalError, OpenError};
+use crate::damage::UnreadableCheckpoint;
+use crate::error::OpenError;
 use crate::geometry::SUPERBLOCKS_BYTES;
 use crate::ids::{CheckpointId, RegionUuid, SegmentNo};
-use crate::journal::{self, Journal, Live, Repair, Replayed};
+use crate::journal::{self, Journal, JournalDamage, JournalError, Live, Repair, Replayed};
 use crate::media;
 use crate::members::{self, FindMember, HEADERS_BYTES, Joined};
 use crate::readers::Readers;
@@ -249,7 +249,7 @@ fn read_journal(medium: &dyn Medium) -> Result<(Chosen, Replayed), OpenError> {
 
     // 2. Journal: the live checkpoints. A crash while a record was written has it there or not there;
     //    a crash in a compaction leaves the half that was active before.
-    let replayed = journal::replay(medium, &found.geometry, found.uuid)?;
+    let replayed = journal::replay(medium, &found.geometry.journal(), found.uuid)?;
     Ok((chosen, replayed))
 }
 
@@ -404,7 +404,7 @@ fn fence_found(space: &Space, found: &SuperblockState) -> io::Result<()> {
         (0, geometry.table_at, 2 * geometry.table_bytes()),
     ];
     if found.open {
-        ranges.push((0, geometry.journal_at, geometry.journal_bytes()));
+        ranges.push((0, geometry.journal_at, geometry.journal().len_bytes()));
         let headers = found.members.iter();
         ranges.extend(headers.map(|member| (member.number, 0, HEADERS_BYTES)));
     }

@@ -8,12 +8,12 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::by_id::ById;
 use crate::checkpoint::{CopyId, Sealed, StoredCheckpoint};
-use crate::damage::{JournalDamage, RegionFailure, UnreadableCheckpoint};
+use crate::damage::{RegionFailure, UnreadableCheckpoint};
 use crate::encrypted::Encryption;
-use crate::error::{CloseError, FormatError, JournalError, OpenError, ShadowError};
+use crate::error::{CloseError, FormatError, OpenError, ShadowError};
 use crate::geometry::{Geometry, least_bytes};
 use crate::ids::{CheckpointId, RegionUuid};
-use crate::journal::{Change, Journal};
+use crate::journal::{Change, Journal, JournalDamage, JournalError};
 use crate::members::{FindMember, TierName};
 use crate::recover::{RecoverOptions, RecoveryReport, RegionSummary, recover};
 use crate::shadow::Shadow;
@@ -177,7 +177,7 @@ impl Region {
         superblock::erase(medium)?;
         // 2. The journal and the segment table, durable before a superblock refers to them.
         let mut flushed = Flushed::new();
-        Journal::format(medium, &geometry, uuid, &mut flushed)?;
+        Journal::format(medium, &geometry.journal(), uuid, &mut flushed)?;
         SegmentTable::format(medium, &geometry, &mut flushed)?;
         medium.fence(&mut flushed)?;
         // 3. The first superblock makes it a region.
@@ -186,7 +186,7 @@ impl Region {
         let tier = TierName::known(usize::from(!is_fast));
         SuperblockState::new(uuid, geometry, tier).store(medium, &mut flushed)?;
         // 4. The second copy of the journal's header: before step 3 it could not be told from the remains of a region.
-        Journal::write_first_header(medium, &geometry, uuid, 1, &mut flushed)?;
+        Journal::write_first_header(medium, &geometry.journal(), uuid, 1, &mut flushed)?;
         medium.fence(&mut flushed)?;
         Ok(())
     }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::checkpoint::{Sealed, StoredCheckpoint};
-use crate::error::{JournalError, SealError, ShadowError};
+use crate::error::{SealError, ShadowError};
 use crate::ids::CheckpointId;
-use crate::journal::Change;
+use crate::journal::{Change, JournalError};
 use crate::root::{self, Manifest};
 use crate::shadow::Shadow;
 use permafrost_medium::LostPage;

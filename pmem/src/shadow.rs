@@ -301,8 +301,8 @@ impl Shadow {
         equal
     }
 
-    /// Refers to a parent's page, at `their_index`, if it equals `page`; returns true if it does. The comparison only saves space, so
-    /// damage in the parent is counted: the page that is stored instead is intact.
+    /// Refers to a parent's page, at `their_index`, if it equals `page`; returns true if it does. The comparison only
+    /// saves space, so damage in the parent is counted: the page that is stored instead is intact.
     fn refer_if_equal(
         &mut self,
         w: &mut MapWriter,

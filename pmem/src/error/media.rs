@@ -2,8 +2,9 @@
 
 use std::io;
 
-use super::{CleanError, JournalError};
+use super::CleanError;
 use crate::ids::RegionUuid;
+use crate::journal::JournalError;
 
 /// A region does not grow.
 #[derive(Debug, thiserror::Error)]

@@ -14,10 +14,10 @@ use permafrost_pmem::{
     RecoveryReport, Region, RegionMember, RegionSummary, emulate, open_medium,
 };
 use permafrost_protocol::control::{Checkpoint, ReportedError};
+use permafrost_quotas::Quotas;
+use permafrost_quotas::private_file::PrivateFileError;
 use permafrost_sharing::SharedPages;
 use permafrost_store::catalog::{Catalog, CatalogError, Opened, Positioned, SledCatalog};
-use permafrost_store::private_file::PrivateFileError;
-use permafrost_store::quotas::Quotas;
 use permafrost_store::{RegionLocation, Store, StoreError, StoreParts};
 use permafrost_transport::peer::PeerError;
 

@@ -27,7 +27,7 @@ pub use self::reading::ReadingError;
 pub use self::sealing::SealingError;
 pub use self::session::SessionError;
 use crate::catalog::CatalogError;
-use crate::quotas::QuotaError;
+use permafrost_quotas::QuotaError;
 
 /// Reason why the store refuses a request or fails.
 #[derive(Debug, thiserror::Error)]

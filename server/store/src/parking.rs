@@ -15,7 +15,7 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
-use crate::quotas::QuotaError;
+use permafrost_quotas::QuotaError;
 
 /// Maximum time between two saves while something is parked.
 const SAVE_PERIOD: Duration = Duration::from_secs(60);

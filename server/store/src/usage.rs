@@ -7,7 +7,7 @@ use permafrost_protocol::control::NamespaceUsage;
 use permafrost_protocol::manifest::namespace_of;
 
 use super::{Store, StoreError};
-use crate::quotas::{QuotaUsage, Quotas};
+use permafrost_quotas::{QuotaUsage, Quotas};
 
 impl Store {
     /// Returns the quotas of namespaces.

@@ -19,12 +19,12 @@ use permafrost_metering::costs::{
 };
 use permafrost_metering::queues::{Direction, Queues, QueuesOptions};
 use permafrost_protocol::control::{RetentionRule, request};
+use permafrost_quotas::Quotas;
 use permafrost_scheduling::quantity::Seconds;
 use permafrost_server::metrics::{
     self, CertificateNumbers, ClusterNumbers, Metrics, ReplicationNumbers,
 };
 use permafrost_store::CopyRequest;
-use permafrost_store::quotas::Quotas;
 
 use super::site::{LIMIT, Site};
 

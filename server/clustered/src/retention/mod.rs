@@ -13,12 +13,12 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use permafrost_protocol::control::{self, request};
+use permafrost_quotas::Quota;
 use permafrost_retention::{
     AgeClock, NamespacePolicy, OverQuota, Policies, PolicyError, Reason, Settings,
 };
 use permafrost_store::catalog::Stored;
 use permafrost_store::clock::unix_ms;
-use permafrost_store::quotas::Quota;
 use permafrost_store::{Counter, StoreError};
 
 use crate::ClusteredStore;

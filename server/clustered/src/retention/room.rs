@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use permafrost_protocol::manifest::namespace_of;
+use permafrost_quotas::QuotaError;
 use permafrost_retention::{Exceeded, Incoming, NamespacePolicy, OverQuota, Settings};
 use permafrost_store::StoreError;
-use permafrost_store::quotas::QuotaError;
 
 use super::limits_of;
 use super::prune::use_of;

@@ -41,7 +41,7 @@ use door::{Door, Guard, PeerDoor};
 use tokens::{LOOK_EVERY, Tokens};
 
 pub use limits::{Limits, Rate};
-pub use permafrost_store::private_file::PrivateFileError;
+pub use permafrost_quotas::private_file::PrivateFileError;
 
 /// Name of the socket, which lies beside the control socket.
 pub const SOCKET: &str = "api.sock";

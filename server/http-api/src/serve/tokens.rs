@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_identity::{Namespaces, Scope, TokenHash};
-use permafrost_store::private_file::{FileKind, PrivateFile, PrivateFileError, Unusable, lines};
+use permafrost_quotas::private_file::{FileKind, PrivateFile, PrivateFileError, Unusable, lines};
 
 use crate::caller::{Caller, every_namespace};
 
-pub(super) use permafrost_store::private_file::LOOK_EVERY;
+pub(super) use permafrost_quotas::private_file::LOOK_EVERY;
 
 /// Longest name, bytes.
 const MAX_NAME_BYTES: usize = 64;

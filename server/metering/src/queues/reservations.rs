@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use permafrost_agent::remote::OtherAnswer;
 use permafrost_protocol::control::{self, reply, request};
-use permafrost_store::quotas::{QuotaUsage, Quotas};
+use permafrost_quotas::{QuotaUsage, Quotas};
 
 use super::{Direction, Queues, QueuesError};
 

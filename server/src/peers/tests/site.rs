@@ -15,8 +15,8 @@ use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
 use permafrost_protocol::wire::frame::{Coding, Header, Kind};
 use permafrost_protocol::wire::message::{Closed, Commit, Committed, Prepared, reply, request};
+use permafrost_quotas::Quotas;
 use permafrost_store::catalog::SledCatalog;
-use permafrost_store::quotas::Quotas;
 use permafrost_store::{RegionLocation, SessionRequest, Store, StoreError, StoreParts};
 use permafrost_transport::peer::{
     FrameSink, FrameSource, Handler as _, PeerError, ReceivedFrame, Replies,

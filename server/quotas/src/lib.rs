@@ -6,6 +6,7 @@
 //! ```
 
 mod error;
+pub mod private_file;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -18,10 +18,11 @@ use std::collections::HashSet;
 
 use zerocopy::FromBytes;
 
-use super::{Change, Journal, Place, Prepared, apply, checksum, header_record, record_at};
-use crate::error::JournalError;
-use crate::ids::CheckpointId;
-use crate::layout::{RECORD_BYTES, RecordCopy};
+use super::{
+    Change, Journal, JournalError, Place, PreparedChange, apply, checksum, header_record, record_at,
+};
+use permafrost_layout::ids::CheckpointId;
+use permafrost_layout::{RECORD_BYTES, RecordCopy};
 use permafrost_medium::Medium;
 use permafrost_medium::convert::{to_u64, to_usize};
 
@@ -53,7 +54,7 @@ impl Compaction {
 impl Journal {
     /// Begins a compaction if the active half is three quarters full, and enough of its records are no longer in force.
     pub(super) fn begin_compaction(&mut self) {
-        let records = self.geometry.journal_records;
+        let records = self.place.records;
         let free = records - self.next;
         let live = u32::try_from(self.live.len()).unwrap_or(u32::MAX);
         let superseded = (self.next - 1).saturating_sub(live);
@@ -84,7 +85,7 @@ impl Journal {
             return Ok(None);
         };
         let left = self.next - compaction.cursor;
-        let free = (self.geometry.journal_records - self.next).max(1);
+        let free = (self.place.records - self.next).max(1);
         let step = LEAST_STEP.max(left.div_ceil(free) + 1).min(left);
         let mut carried = Vec::new();
         for slot in compaction.cursor..compaction.cursor + step {
@@ -101,7 +102,7 @@ impl Journal {
             compaction.cursor = slot + 1;
         }
         let end = compaction.next + u32::try_from(carried.len()).unwrap_or(0);
-        if end + 1 + kept_free > self.geometry.journal_records {
+        if end + 1 + kept_free > self.place.records {
             // Too many removals beside the live state, which fits alone.
             self.compacts_at_once = true;
             return Ok(None);
@@ -164,7 +165,7 @@ impl Journal {
     fn read_record(&self, medium: &dyn Medium, slot: u32) -> Option<RecordCopy> {
         (0..2).find_map(|copy| {
             let mut bytes = [0; RECORD_BYTES];
-            let at = record_at(&self.geometry, copy, self.half, slot);
+            let at = record_at(&self.place, copy, self.half, slot);
             medium.read(at, &mut bytes).ok()?;
             let record = RecordCopy::read_from_bytes(&bytes).ok()?;
             let intact = record.crc32.get() == checksum(self.uuid, &record)
@@ -181,7 +182,7 @@ impl Journal {
         medium: &dyn Medium,
         change: Option<Change>,
         kept_free: u32,
-    ) -> Result<Prepared, JournalError> {
+    ) -> Result<PreparedChange, JournalError> {
         self.compaction = None;
         let other = 1 - self.half;
         let mut state: Vec<_> = self.live.iter().map(|(id, live)| (*id, *live)).collect();
@@ -191,9 +192,9 @@ impl Journal {
             state = live.iter().map(|(id, live)| (*id, *live)).collect();
         }
         let records = u32::try_from(state.len()).unwrap_or(u32::MAX);
-        if records.saturating_add(1 + kept_free) > self.geometry.journal_records {
+        if records.saturating_add(1 + kept_free) > self.place.records {
             return Err(JournalError::Full {
-                records: self.geometry.journal_records,
+                records: self.place.records,
             });
         }
         let epoch = self.next_epoch()?;
@@ -213,7 +214,7 @@ impl Journal {
             }
         }
         self.write_records(medium, other, 1, &written)?;
-        Ok(Prepared {
+        Ok(PreparedChange {
             change,
             place: Place::Flip {
                 epoch,
@@ -247,7 +248,7 @@ impl Journal {
         // So that damage to the new header is found, and never taken for the state before. If a crash undoes it, the
         // old half's lower epoch still loses: no fence needed.
         for copy in 0..2 {
-            let at = record_at(&self.geometry, copy, old, 0);
+            let at = record_at(&self.place, copy, old, 0);
             // SAFETY: under the journal's lock; no slice of the journal is lent once the region is open.
             let erased = unsafe { medium.write(at, &[0; RECORD_BYTES]) };
             // The change has happened: an error shows at the next fence, not here.
@@ -261,7 +262,7 @@ impl Journal {
     fn next_epoch(&mut self) -> Result<u32, JournalError> {
         let epoch = self.last_epoch.checked_add(1);
         let epoch = epoch.ok_or(JournalError::Full {
-            records: self.geometry.journal_records,
+            records: self.place.records,
         })?;
         self.last_epoch = epoch;
         Ok(epoch)

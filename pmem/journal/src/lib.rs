@@ -6,37 +6,70 @@
 //! ([`compaction`]), and a header record there makes that half active. Epochs are never used twice, not even by a
 //! compaction that a crash cut short, so records that are left over in a half never count.
 
+#![allow(
+    unsafe_code,
+    reason = "the journal says where it writes, so it makes the promises that a medium asks for"
+)]
+
 use std::io;
 
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use crate::PAGE_SIZE;
-use crate::by_id::ById;
-use crate::error::JournalError;
-use crate::geometry::Geometry;
-use crate::ids::{CheckpointId, PageNo, RegionUuid};
-use crate::layout::{
+use permafrost_layout::by_id::ById;
+use permafrost_layout::ids::{CheckpointId, PageNo, RegionUuid};
+use permafrost_layout::{
     RECORD_ATTRS, RECORD_BYTES, RECORD_DELETE, RECORD_HEADER, RECORD_REPLACES, RECORD_SEAL,
     RecordCopy,
 };
 use permafrost_medium::convert::to_u64;
-use permafrost_medium::{Flushed, Medium};
+use permafrost_medium::{Flushed, Medium, PAGE_SIZE};
 
 mod compaction;
+mod error;
 mod replay;
 
 use compaction::Compaction;
-pub(crate) use replay::{REMNANT_BYTES, Repair, Replayed, replay};
+pub use error::{JournalDamage, JournalError, JournalFault, ReplayError};
+pub use replay::{REMNANT_BYTES, Repair, Replayed, replay};
+
+/// [`PAGE_SIZE`] as an offset.
+const PAGE_BYTES: u64 = PAGE_SIZE as u64;
+
+/// Place of a journal on its medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JournalPlace {
+    /// Byte offset of the first copy of half 0; half 1 follows, and behind it the second copies of both.
+    pub at: u64,
+    /// Records in each half, its header included.
+    pub records: u32,
+}
+
+impl JournalPlace {
+    /// Bytes of a copy of a half: whole pages.
+    #[must_use]
+    pub fn half_bytes(&self) -> u64 {
+        (u64::from(self.records) * to_u64(RECORD_BYTES)).next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Bytes of both copies of both halves.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        4 * self.half_bytes()
+    }
+}
 
 /// A live checkpoint, as the journal has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Live {
-    pub(crate) root: PageNo,
-    pub(crate) root_crc32: u32,
-    pub(crate) attrs: u32,
+pub struct Live {
+    /// Page number of its root.
+    pub root: PageNo,
+    /// CRC32 of that page.
+    pub root_crc32: u32,
+    /// Attribute bits of the checkpoint.
+    pub attrs: u32,
     /// Ascends with every seal.
-    pub(crate) order: u64,
+    pub order: u64,
     /// Place of its record in each half; counts for the active half, and behind the cursor of a compaction for the
     /// other.
     slots: [u32; 2],
@@ -44,26 +77,37 @@ pub(crate) struct Live {
 
 /// Change that a journal record makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub enum Change {
+    /// A checkpoint exists from here on.
     Seal {
+        /// Id of the checkpoint.
         id: CheckpointId,
+        /// Page number of its root.
         root: PageNo,
+        /// CRC32 of that page.
         root_crc32: u32,
+        /// Attribute bits of the checkpoint.
         attrs: u32,
+        /// Checkpoint that is deleted in the same instant; may have the same id.
         replaces: Option<CheckpointId>,
     },
+    /// A checkpoint no longer exists.
     Delete {
+        /// Id of the checkpoint.
         id: CheckpointId,
     },
+    /// A checkpoint's attributes change.
     Attrs {
+        /// Id of the checkpoint.
         id: CheckpointId,
+        /// All attribute bits from here on.
         bits: u32,
     },
 }
 
 /// A change that has passed all checks and has its place.
 #[must_use]
-pub(crate) struct Prepared {
+pub struct PreparedChange {
     /// `None`: a compaction for its own sake.
     change: Option<Change>,
     place: Place,
@@ -82,9 +126,9 @@ enum Place {
 }
 
 /// The journal of an open region.
-pub(crate) struct Journal {
+pub struct Journal {
     uuid: RegionUuid,
-    geometry: Geometry,
+    place: JournalPlace,
     half: u8,
     epoch: u32,
     /// Highest epoch ever seen or used.
@@ -106,32 +150,38 @@ impl Journal {
     /// Writes and flushes the journal of a new region: an empty first half, and a second half without a header.
     /// Zeroes both: records of an earlier region with this uuid would count. Of the header only the first copy is
     /// written, so that a format cut short leaves a known range that is not blank.
-    pub(crate) fn format(
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn format(
         medium: &dyn Medium,
-        geometry: &Geometry,
+        place: &JournalPlace,
         uuid: RegionUuid,
         flushed: &mut Flushed,
     ) -> io::Result<()> {
         let zeros = vec![0; PAGE_SIZE];
-        let end = geometry.journal_at + geometry.journal_bytes();
-        for at in (geometry.journal_at..end).step_by(PAGE_SIZE) {
+        let end = place.at + place.len_bytes();
+        for at in (place.at..end).step_by(PAGE_SIZE) {
             // SAFETY: no other code has the region open while it is formatted.
             unsafe { medium.write(at, &zeros)? };
         }
-        medium.flush(geometry.journal_at, end - geometry.journal_at, flushed)?;
-        Self::write_first_header(medium, geometry, uuid, 0, flushed)
+        medium.flush(place.at, end - place.at, flushed)?;
+        Self::write_first_header(medium, place, uuid, 0, flushed)
     }
 
     /// Writes and flushes a copy of a new region's header; the second one after the superblock.
-    pub(crate) fn write_first_header(
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn write_first_header(
         medium: &dyn Medium,
-        geometry: &Geometry,
+        place: &JournalPlace,
         uuid: RegionUuid,
         copy: u8,
         flushed: &mut Flushed,
     ) -> io::Result<()> {
         let (at, header) = (
-            record_at(geometry, copy, 0, 0),
+            record_at(place, copy, 0, 0),
             encode(uuid, header_record(1, 0)),
         );
         // SAFETY: no other code has the region open while it is formatted.
@@ -139,21 +189,29 @@ impl Journal {
         medium.flush(at, to_u64(RECORD_BYTES), flushed)
     }
 
-    pub(crate) fn live(&self) -> &ById<Live> {
+    /// Returns the live checkpoints.
+    #[must_use]
+    pub fn live(&self) -> &ById<Live> {
         &self.live
     }
 
     /// Ascends with every change: the epoch, and behind it the records of the active half in use, its header included.
-    pub(crate) fn position(&self) -> u64 {
+    #[must_use]
+    pub fn position(&self) -> u64 {
         u64::from(self.epoch) << 32 | u64::from(self.next)
     }
 
     /// Returns the order that the next seal gets.
-    pub(crate) fn next_order(&self) -> u64 {
+    #[must_use]
+    pub fn next_order(&self) -> u64 {
         self.next_order
     }
 
-    pub(crate) fn check(&self) -> Result<(), JournalError> {
+    /// Checks that the journal takes records.
+    ///
+    /// # Errors
+    /// [`JournalError::Failed`], [`JournalError::Closed`].
+    pub fn check(&self) -> Result<(), JournalError> {
         if self.failed {
             return Err(JournalError::Failed);
         }
@@ -164,13 +222,14 @@ impl Journal {
         }
     }
 
-    pub(crate) fn close(&mut self) {
+    /// Takes no more records from here on.
+    pub fn close(&mut self) {
         self.closed = true;
     }
 
     /// Marks the journal as failed: from here on it is unknown what is durable, and the journal takes no more
     /// records.
-    pub(crate) fn fail(&mut self) {
+    pub fn fail(&mut self) {
         self.failed = true;
     }
 
@@ -178,11 +237,14 @@ impl Journal {
     /// the compacted state with the change applied to the other one, flushed but not fenced.
     ///
     /// A slot is kept free of seals, so that deleting is possible however full the journal is.
-    pub(crate) fn prepare(
+    ///
+    /// # Errors
+    /// [`JournalError`]; nothing has changed.
+    pub fn prepare(
         &mut self,
         medium: &dyn Medium,
         change: Change,
-    ) -> Result<Prepared, JournalError> {
+    ) -> Result<PreparedChange, JournalError> {
         self.check()?;
         for id in [change.removes(), change.touches()].into_iter().flatten() {
             if !self.live.contains_key(&id) {
@@ -192,10 +254,10 @@ impl Journal {
         let kept_free = u32::from(matches!(change, Change::Seal { .. }));
         let place = match self.step(medium, kept_free)? {
             Some(flip) => flip,
-            None if self.next + kept_free < self.geometry.journal_records => Place::Append,
+            None if self.next + kept_free < self.place.records => Place::Append,
             None => return self.write_state(medium, Some(change), kept_free),
         };
-        Ok(Prepared {
+        Ok(PreparedChange {
             change: Some(change),
             place,
         })
@@ -204,10 +266,13 @@ impl Journal {
     /// Writes the one record that makes the change happen, and waits until it is durable.
     ///
     /// After an error it is unknown whether the change happened: the journal takes no more.
-    pub(crate) fn commit(
+    ///
+    /// # Errors
+    /// [`JournalError::Io`].
+    pub fn commit(
         &mut self,
         medium: &dyn Medium,
-        prepared: &Prepared,
+        prepared: &PreparedChange,
     ) -> Result<(), JournalError> {
         if let Err(error) = self.write_prepared(medium, prepared) {
             self.failed = true;
@@ -237,7 +302,7 @@ impl Journal {
         Ok(())
     }
 
-    fn write_prepared(&mut self, medium: &dyn Medium, prepared: &Prepared) -> io::Result<()> {
+    fn write_prepared(&mut self, medium: &dyn Medium, prepared: &PreparedChange) -> io::Result<()> {
         let record = |epoch, slot| prepared.change.map(|change| change.to_record(epoch, slot));
         match prepared.place {
             Place::Append => {
@@ -271,7 +336,7 @@ impl Journal {
         let encoded = records.iter().map(|&record| encode(self.uuid, record));
         let bytes = encoded.collect::<Vec<_>>().concat();
         for copy in 0..2 {
-            let at = record_at(&self.geometry, copy, half, first);
+            let at = record_at(&self.place, copy, half, first);
             // SAFETY: under the journal's lock; no slice of the journal is lent once the region is open.
             unsafe { medium.write(at, &bytes)? };
             medium.flush(at, to_u64(bytes.len()), &mut self.flushed)?;
@@ -280,17 +345,19 @@ impl Journal {
     }
 
     /// Prepares and commits a change on its own.
-    pub(crate) fn change(
-        &mut self,
-        medium: &dyn Medium,
-        change: Change,
-    ) -> Result<(), JournalError> {
+    ///
+    /// # Errors
+    /// Those of [`Journal::prepare`] and [`Journal::commit`].
+    pub fn change(&mut self, medium: &dyn Medium, change: Change) -> Result<(), JournalError> {
         let prepared = self.prepare(medium, change)?;
         self.commit(medium, &prepared)
     }
 
     /// Writes the live state to the other half, which becomes active: damage in this half no longer counts.
-    pub(crate) fn compact(&mut self, medium: &dyn Medium) -> Result<(), JournalError> {
+    ///
+    /// # Errors
+    /// Those of [`Journal::commit`]; the journal takes no records.
+    pub fn compact(&mut self, medium: &dyn Medium) -> Result<(), JournalError> {
         self.check()?;
         let prepared = self.write_state(medium, None, 0)?;
         self.commit(medium, &prepared)
@@ -442,7 +509,7 @@ fn checksum(uuid: RegionUuid, record: &RecordCopy) -> u32 {
 }
 
 /// Returns the byte offset of copy 0 or 1 of a record.
-fn record_at(geometry: &Geometry, copy: u8, half: u8, slot: u32) -> u64 {
+fn record_at(place: &JournalPlace, copy: u8, half: u8, slot: u32) -> u64 {
     let halves = u64::from(2 * copy + half);
-    geometry.journal_at + halves * geometry.half_bytes() + u64::from(slot) * to_u64(RECORD_BYTES)
+    place.at + halves * place.half_bytes() + u64::from(slot) * to_u64(RECORD_BYTES)
 }

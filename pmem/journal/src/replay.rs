@@ -5,22 +5,21 @@ use std::io;
 
 use zerocopy::FromBytes;
 
-use super::{Change, Journal, Live, apply, checksum, encode, record_at};
-use crate::by_id::ById;
-use crate::damage::JournalDamage;
-use crate::error::{JournalFault, OpenError};
-use crate::geometry::Geometry;
-use crate::ids::{CheckpointId, RegionUuid};
-use crate::layout::{RECORD_BYTES, RECORD_HEADER, RecordCopy};
-use crate::{PAGE_BYTES, PAGE_SIZE};
+use super::{
+    Change, Journal, JournalDamage, JournalFault, JournalPlace, Live, PAGE_BYTES, ReplayError,
+    apply, checksum, encode, record_at,
+};
+use permafrost_layout::by_id::ById;
+use permafrost_layout::ids::{CheckpointId, RegionUuid};
+use permafrost_layout::{RECORD_BYTES, RECORD_HEADER, RecordCopy};
 use permafrost_medium::convert::{to_u64, to_usize};
-use permafrost_medium::{Flushed, LostPage, Medium};
+use permafrost_medium::{Flushed, LostPage, Medium, PAGE_SIZE};
 
 /// Bytes to zero of a remnant: the chunk that is written atomically and has the checksum.
-pub(crate) const REMNANT_BYTES: usize = 8;
+pub const REMNANT_BYTES: usize = 8;
 
 /// A write of opening, which makes both copies of the journal whole again.
-pub(crate) enum Repair {
+pub enum Repair {
     /// A copy of a record, at this offset.
     Record(u64, [u8; RECORD_BYTES]),
     /// A page that was lost, at this offset.
@@ -32,49 +31,50 @@ pub(crate) enum Repair {
 }
 
 /// The journal as found.
-pub(crate) struct Replayed {
-    pub(crate) journal: Journal,
+pub struct Replayed {
+    /// The journal, which takes records.
+    pub journal: Journal,
     /// True if a crash cut the last write short: that operation did not happen.
-    pub(crate) torn: bool,
+    pub torn: bool,
     /// To be written before anything is appended: first the copies of records and lost pages, then the remnants.
-    pub(crate) repairs: Vec<Repair>,
+    pub repairs: Vec<Repair>,
     /// Number of records of which one copy was damaged.
-    pub(crate) records_repaired: u64,
+    pub records_repaired: u64,
     /// Damage that no crash explains. The journal is not to be appended to before it was compacted.
-    pub(crate) damage: Option<JournalDamage>,
+    pub damage: Option<JournalDamage>,
 }
 
 /// Reads both halves and replays the active one. Writes nothing.
 ///
 /// Damaged records are skipped: the readable ones count, in their order, and the report lists the others.
-pub(crate) fn replay(
+///
+/// # Errors
+/// [`ReplayError`].
+pub fn replay(
     medium: &dyn Medium,
-    geometry: &Geometry,
+    place: &JournalPlace,
     uuid: RegionUuid,
-) -> Result<Replayed, OpenError> {
+) -> Result<Replayed, ReplayError> {
     // Lent, a journal for a million checkpoints takes no memory. Pages that are lost meanwhile read as zeros.
-    if let Ok(halves) = Half::both(geometry, uuid, |at, len| lend(medium, at, len)) {
-        let replayed = replay_halves(&halves, geometry, uuid);
-        if medium
-            .check(geometry.journal_at, geometry.journal_bytes())
-            .is_ok()
-        {
+    if let Ok(halves) = Half::both(place, uuid, |at, len| lend(medium, at, len)) {
+        let replayed = replay_halves(&halves, place, uuid);
+        if medium.check(place.at, place.len_bytes()).is_ok() {
             return replayed;
         }
     }
-    let halves = Half::both(geometry, uuid, |at, len| copy_pages(medium, at, len))?;
-    replay_halves(&halves, geometry, uuid)
+    let halves = Half::both(place, uuid, |at, len| copy_pages(medium, at, len))?;
+    replay_halves(&halves, place, uuid)
 }
 
 fn replay_halves(
     halves: &[Half<'_>; 2],
-    geometry: &Geometry,
+    place: &JournalPlace,
     uuid: RegionUuid,
-) -> Result<Replayed, OpenError> {
+) -> Result<Replayed, ReplayError> {
     let last_epoch = halves.iter().map(Half::highest_epoch).max().unwrap_or(0);
     let Some(start) = Start::choose(halves) else {
-        return Err(OpenError::JournalCorrupt {
-            at: geometry.journal_at,
+        return Err(ReplayError::Corrupt {
+            at: place.at,
             fault: JournalFault::NoHeader,
         });
     };
@@ -84,12 +84,7 @@ fn replay_halves(
         ..Records::default()
     };
     read.damage.faults.extend(start.fault);
-    read.all(
-        active,
-        start.epoch,
-        start.compacted,
-        geometry.journal_records,
-    );
+    read.all(active, start.epoch, start.compacted, place.records);
 
     // A crash while the next record was written leaves neither a valid copy nor the bytes before.
     let next = read.next;
@@ -98,9 +93,9 @@ fn replay_halves(
         .next()
         .is_some();
     let idle = &halves[usize::from(1 - start.half)];
-    let all = 0..geometry.journal_records;
+    let all = 0..place.records;
     let remnants = active
-        .remnants(next..geometry.journal_records)
+        .remnants(next..place.records)
         .chain(idle.remnants(all))
         .map(Repair::Remnant);
     let mut repairs = read.repairs;
@@ -108,7 +103,7 @@ fn replay_halves(
     repairs.extend(remnants);
     let journal = Journal {
         uuid,
-        geometry: *geometry,
+        place: *place,
         half: start.half,
         epoch: start.epoch,
         last_epoch,
@@ -353,13 +348,13 @@ fn copy_pages<'m>(medium: &dyn Medium, at: u64, len: usize) -> io::Result<HalfCo
 
 impl<'m> Half<'m> {
     fn both(
-        geometry: &Geometry,
+        place: &JournalPlace,
         uuid: RegionUuid,
         read: impl Fn(u64, usize) -> io::Result<HalfCopy<'m>>,
     ) -> io::Result<[Self; 2]> {
-        let len = to_usize(geometry.half_bytes());
+        let len = to_usize(place.half_bytes());
         let half = |half| {
-            let copy = |copy| read(record_at(geometry, copy, half, 0), len);
+            let copy = |copy| read(record_at(place, copy, half, 0), len);
             let copies = [copy(0)?, copy(1)?];
             io::Result::Ok(Self { uuid, copies })
         };
