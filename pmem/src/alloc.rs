@@ -233,6 +233,12 @@ impl Allocator {
         self.written.contains(&segment)
     }
 
+    /// Returns the segments that shadows are writing, or the next ones may go on with.
+    pub(crate) fn growing(&self) -> HashSet<SegmentNo> {
+        let tails = self.tails.keys().map(|(_, _, segment)| *segment);
+        tails.chain(self.written.iter().copied()).collect()
+    }
+
     /// Number of held segments in a slot, and of holds on it.
     pub(crate) fn occupants(&self, slot: SlotNo) -> u32 {
         let slots = self.media.get(slot.medium());

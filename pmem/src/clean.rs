@@ -48,6 +48,10 @@ const SPARSE_QUARTERS: u64 = 3;
 /// so it should not be kept for long.
 pub struct Survey {
     live: HashMap<SegmentNo, StoredPages>,
+    /// Those of them that opening, listing and surveys read: roots, manifests and map nodes.
+    nodes: HashMap<SegmentNo, StoredPages>,
+    /// Segments that a dump is writing to, or may go on with.
+    growing: HashSet<SegmentNo>,
     /// Sparse slots with the segments in them: by medium, and of each the sparsest one last.
     sparse: Vec<SparseSlot>,
     used_bytes: u64,
@@ -153,7 +157,7 @@ impl Region {
     /// `None` if it cannot be read. Reads all maps, what they share once.
     pub fn survey(&self, roots: &dyn Fn(&Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>>) -> Survey {
         let space = self.space();
-        let (mut live, mut leases) = (HashMap::new(), Vec::new());
+        let (mut live, mut nodes, mut leases) = (HashMap::new(), HashMap::new(), Vec::new());
         let mut visited = Visited::default();
         let mut holders: HashMap<SegmentNo, u32> = HashMap::new();
         let mut unknown: HashSet<SegmentNo> = HashSet::new();
@@ -167,7 +171,7 @@ impl Region {
                 live.entry(segment).or_insert_with(StoredPages::default);
             }
             let marked = roots(&checkpoint)
-                .and_then(|roots| mark(&checkpoint, &roots, &mut visited, &mut live));
+                .and_then(|roots| mark(&checkpoint, &roots, &mut visited, (&mut live, &mut nodes)));
             if marked.is_none() {
                 unknown.extend(lease.segments());
             }
@@ -188,6 +192,7 @@ impl Region {
             (live.count() == 0 && !unknown.contains(segment)).then_some(*segment)
         };
         allocator.add_dead(live.iter().filter_map(dead));
+        let growing = allocator.growing();
         drop(allocator);
         let mut survey = Survey {
             used_bytes: 0,
@@ -197,6 +202,8 @@ impl Region {
                 .map(|segment| space.segment_bytes(*segment))
                 .sum(),
             live,
+            nodes,
+            growing,
             sparse: Vec::new(),
             _leases: leases,
         };
@@ -313,6 +320,27 @@ pub(crate) fn move_durably(
 }
 
 impl Survey {
+    /// Returns true if all live pages of a segment are known, and no dump writes more of them.
+    pub(crate) fn knows(&self, segment: SegmentNo) -> bool {
+        self.live.contains_key(&segment) && !self.growing.contains(&segment)
+    }
+
+    /// Returns the live pages of a segment, ascending, each with true if it is a root, a manifest's or a map node.
+    pub(crate) fn pages(&self, segment: SegmentNo) -> impl Iterator<Item = (u32, bool)> {
+        let nodes = self.nodes.get(&segment);
+        let live = self
+            .live
+            .get(&segment)
+            .into_iter()
+            .flat_map(StoredPages::iter);
+        live.map(move |page| {
+            (
+                page,
+                nodes.is_some_and(|nodes| nodes.rank(page, 1).is_some()),
+            )
+        })
+    }
+
     /// Finds the slots with segments that can all be moved, and are worth it.
     fn find_sparse(&mut self, space: &Space) {
         let mut slots: HashMap<SlotNo, SparseSlot> = HashMap::new();
@@ -379,22 +407,34 @@ fn mark(
     checkpoint: &Arc<StoredCheckpoint>,
     roots: &[MapRoot],
     visited: &mut Visited,
-    live: &mut HashMap<SegmentNo, StoredPages>,
+    (live, nodes): (
+        &mut HashMap<SegmentNo, StoredPages>,
+        &mut HashMap<SegmentNo, StoredPages>,
+    ),
 ) -> Option<()> {
     let geometry = checkpoint.space().geometry;
     let mut outside = false;
-    let mut insert = |page: PageNo| match geometry.place(page, 1) {
-        Ok(place) => live.entry(place.segment).or_default().insert(place.page, 1),
+    let mut insert = |page: PageNo, is_node: bool| match geometry.place(page, 1) {
+        Ok(place) => {
+            live.entry(place.segment).or_default().insert(place.page, 1);
+            if is_node {
+                let nodes = nodes.entry(place.segment).or_default();
+                nodes.insert(place.page, 1);
+            }
+        }
         Err(_) => outside = true,
     };
     for page in checkpoint.root_pages().ok()? {
-        insert(page);
-        insert(page.plus(1));
+        insert(page, true);
+        insert(page.plus(1), true);
     }
-    let maps = roots.iter().map(|root| checkpoint.map(root));
-    for map in maps.chain([checkpoint.manifest_map()]) {
-        map.visit(visited, &mut insert).ok()?;
+    for root in roots {
+        checkpoint.map(root).visit(visited, &mut insert).ok()?;
     }
+    let manifest = checkpoint.manifest_map();
+    manifest
+        .visit(visited, &mut |page, _| insert(page, true))
+        .ok()?;
     (!outside).then_some(())
 }
 

@@ -13,7 +13,8 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::alloc::{Lease, SlotHold, to_extents};
-use crate::clean::move_durably;
+use crate::clean::{Survey, move_durably};
+use crate::cool;
 use crate::error::{CleanError, MediaError};
 use crate::ids::{SegmentNo, SlotNo};
 use crate::layout::PackedHeader;
@@ -39,7 +40,7 @@ pub struct Drained {
 /// A slot with segments that can be moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OccupiedSlot {
-    slot: SlotNo,
+    pub(crate) slot: SlotNo,
     segments: Vec<SegmentNo>,
 }
 
@@ -75,7 +76,7 @@ impl Region {
     pub fn move_slot(&self, from: &OccupiedSlot, to: usize) -> Result<u64, MediaError> {
         self.journal().check()?;
         let space = self.space();
-        let moved = move_slot(space, from.slot, &from.segments, &|| {
+        let moved = move_slot(space, from, None, &|| {
             // One that is drained or removed since takes nothing.
             let takes = space.allocator().order().contains(&to);
             takes.then_some(to).into_iter().collect()
@@ -108,7 +109,8 @@ impl Region {
                 break;
             }
             self.journal().check()?;
-            if move_slot(space, slot, &segments, &|| targets.clone())? {
+            let slot = OccupiedSlot { slot, segments };
+            if move_slot(space, &slot, None, &|| targets.clone())? {
                 drained.moved_bytes += u64::from(space.geometry.segment_bytes);
             }
         }
@@ -153,14 +155,17 @@ fn targets(superblock: &SuperblockState, space: &Space, from: &TierName) -> Vec<
 }
 
 /// Moves the segments of a slot to the first of some media with room; returns false if there is nothing to move any more.
-fn move_slot(
+///
+/// With a survey most pages go to the object store of that medium: then the survey knows all segments of the slot.
+pub(crate) fn move_slot(
     space: &Arc<Space>,
-    from: SlotNo,
-    segments: &[SegmentNo],
+    occupied: &OccupiedSlot,
+    out: Option<&Survey>,
     targets: &dyn Fn() -> Vec<usize>,
 ) -> Result<bool, MediaError> {
     let _moving = space.lock_moves();
-    let Some((_lease, segments)) = hold_all(space, from, segments) else {
+    let from = occupied.slot;
+    let Some((_lease, segments)) = hold_all(space, from, &occupied.segments) else {
         return Ok(false);
     };
     let to = SlotHold::take_spare(space, &targets()).ok_or(CleanError::Full)?;
@@ -169,7 +174,7 @@ fn move_slot(
     let mut flushed = Flushed::new();
     copy_slot(space, from_at, to_at, &mut flushed).map_err(CleanError::Io)?;
     let mut moves = Vec::with_capacity(segments.len());
-    for segment in segments {
+    for &segment in &segments {
         let Some(position) = space.table.position(segment) else {
             continue;
         };
@@ -187,6 +192,10 @@ fn move_slot(
         ));
     }
     space.fence(&mut flushed).map_err(CleanError::Io)?;
+    if let Some(survey) = out {
+        let gone_out = cool::move_out(space, survey, &segments, (from_at, to.slot));
+        gone_out.map_err(CleanError::Io)?;
+    }
     move_durably(space, &moves, &mut flushed)?;
     Ok(true)
 }

@@ -6,7 +6,7 @@ use crate::damage::RegionFailure;
 use crate::ids::{CheckpointId, PageNo, SegmentNo};
 use crate::journal::{JournalError, JournalFault, ReplayError};
 use permafrost_cipher::{KeyId, UnknownKey};
-use permafrost_medium::LostPage;
+use permafrost_medium::{LostPage, NotRecalled};
 
 mod media;
 
@@ -271,6 +271,12 @@ impl PageError {
             Self::Locked { key, .. } => Some(*key),
             _ => None,
         }
+    }
+
+    /// Returns true if the page is in an object store, and nothing is known to be wrong with it.
+    #[must_use]
+    pub fn is_not_recalled(&self) -> bool {
+        matches!(self, Self::Io(error) if NotRecalled::is(error))
     }
 }
 

@@ -27,6 +27,7 @@
 mod alloc;
 mod checkpoint;
 mod clean;
+mod cool;
 mod damage;
 mod drain;
 mod encrypted;
@@ -70,8 +71,9 @@ pub use permafrost_layout as layout;
 use permafrost_layout::{by_id, ids, slots};
 pub use permafrost_medium::heap;
 pub use permafrost_medium::{
-    Emulation, Flushed, Guarantee, LostPage, Medium, MediumError, MediumKind, NoDevice,
-    OpenOptions, PAGE_SIZE, create_medium_in_memory, emulate, open_medium, sim,
+    ColdStore, Emulation, Flushed, Guarantee, LostPage, Medium, MediumError, MediumKind, NoDevice,
+    NotRecalled, OpenOptions, PAGE_SIZE, create_medium_in_memory, emulate, open_medium,
+    open_sparse_medium, sim,
 };
 pub use recover::{RecoverOptions, RecoveryReport, RegionSummary};
 pub use region::{FormatOptions, Region, RegionEntry, RegionUsage};

@@ -49,6 +49,8 @@ pub struct RegionMedium {
     pub guarantee: Option<Guarantee>,
     /// Reason why it is not there.
     pub problem: Option<String>,
+    /// Address of the object store that most of its pages are in: dumps do not go there. `None` for none.
+    pub store: Option<String>,
 }
 
 impl Region {
@@ -75,6 +77,9 @@ impl Region {
                 free_bytes: if takes_dumps { bytes(spare) } else { 0 },
                 used_bytes: bytes(count.used()),
                 lost_pages: medium.as_ref().map_or(0, |medium| medium.lost_pages()),
+                store: medium
+                    .as_ref()
+                    .and_then(|medium| Some(medium.cold()?.address().to_owned())),
                 guarantee: medium.map(|medium| medium.guarantee().clone()),
                 problem: problems.get(&number).cloned(),
             }
@@ -327,11 +332,15 @@ pub(crate) fn check_length(medium: &dyn Medium, member: &RegionMember) -> Result
     Ok(())
 }
 
-/// Sets the media that slots are taken from, the fastest first.
+/// Sets the media that slots are taken from, the fastest first: not cold ones, which only cooling moves slots to.
 pub(crate) fn set_order(superblock: &SuperblockState, space: &Space) {
     let members = superblock.members.iter();
     let active = members.filter(|member| {
-        member.state == MediumState::Active && space.medium.get(member.number).is_some()
+        member.state == MediumState::Active
+            && space
+                .medium
+                .get(member.number)
+                .is_some_and(|medium| medium.cold().is_none())
     });
     let active = active.map(|member| (member.tier.speed(), member.number));
     let mut order: Vec<_> = active.chain([(superblock.tier.speed(), 0)]).collect();

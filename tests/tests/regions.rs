@@ -170,3 +170,63 @@ fn a_file_that_is_missing_is_found_again_or_given_up() {
     let status = fifth.json(&["status"]).unwrap();
     assert_eq!(status["regions"][0]["unreadable"], 1, "{status}");
 }
+
+#[test]
+fn a_checkpoint_goes_to_an_object_store_and_is_restored_from_it() {
+    if criu::for_test("a_checkpoint_goes_to_an_object_store_and_is_restored_from_it").is_none() {
+        return;
+    }
+    let work = tempfile::tempdir().unwrap();
+    let large = Options {
+        region_mib: 96,
+        ..Options::default()
+    };
+    let first = Daemon::start(work.path(), &large).unwrap();
+    let (file, store) = (work.path().join("cold"), work.path().join("store"));
+    let (path, address) = (
+        file.to_str().unwrap(),
+        format!("file://{}", store.display()),
+    );
+    let add = ["region", "add", path, "--size", "128M", "--store", &address];
+    assert_eq!(refused(&first, &[&add[..6], &["ftp://x"]].concat()).0, 2);
+    assert!(!file.exists());
+    let added = first.run(&add).unwrap();
+    assert!(
+        added.contains("cold") && added.contains(&address),
+        "{added}"
+    );
+
+    let mut workload = workload(work.path());
+    let pid = workload.pid().to_string();
+    let dump = ["dump", "--pid", &pid, "--job", "cold"];
+    first.run(&dump).unwrap();
+    workload.wait_until_gone().unwrap();
+    let fast = used(&first, 0);
+    // The store is not there yet: nothing is moved, and nothing is lost.
+    let (code, message) = refused(&first, &["region", "cool", "cold"]);
+    assert!(code == 11 && message.contains("away"), "{code} {message}");
+    first.run(&["verify", "cold"]).unwrap();
+    std::fs::create_dir(&store).unwrap();
+    first.run(&["region", "cool", "cold"]).unwrap();
+    assert!(used(&first, 0) < fast / 4 && used(&first, 1) > fast / 2);
+    // What stays on the node is a small part.
+    use std::os::unix::fs::MetadataExt as _;
+    let kept = std::fs::metadata(&file).unwrap().blocks() * 512;
+    assert!(kept < used(&first, 1) / 4, "{kept}");
+    first.kill().unwrap();
+
+    // Away at the start: it is listed, and a restore says why it cannot be.
+    let away = work.path().join("away");
+    std::fs::rename(&store, &away).unwrap();
+    let second = Daemon::start(work.path(), &large).unwrap();
+    assert!(second.run(&["ls", "cold"]).unwrap().contains("cold"));
+    let (code, message) = refused(&second, &["restore", "cold"]);
+    assert!(
+        code == 11 && message.contains("cold tier, which is away"),
+        "{code} {message}"
+    );
+    std::fs::rename(&away, &store).unwrap();
+    second.run(&["restore", "cold"]).unwrap();
+    assert!(workload.verify().unwrap().is_sound());
+    assert_eq!(used(&second, 1), 0, "recalled");
+}

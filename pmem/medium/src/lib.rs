@@ -34,7 +34,7 @@ pub use emulated::{Emulation, NoDevice, emulate};
 pub use error::MediumError;
 pub use flushed::Flushed;
 pub use guard::LostPage;
-pub use open::{OpenOptions, create_medium_in_memory, open_medium};
+pub use open::{OpenOptions, create_medium_in_memory, open_medium, open_sparse_medium};
 pub use set::{MAX_MEDIA, MEDIUM_SPAN, MediumSet};
 
 /// Bytes of a page of a medium: the unit of what it can lose, and of a region's map nodes and checksums. The store
@@ -105,6 +105,50 @@ impl fmt::Display for Guarantee {
     }
 }
 
+/// A page is in an object store, and is to be recalled before it is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("in the cold tier, and not recalled")]
+pub struct NotRecalled;
+
+impl NotRecalled {
+    /// Returns true if an error is this one.
+    #[must_use]
+    pub fn is(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(|inner| inner.is::<Self>())
+    }
+}
+
+impl From<NotRecalled> for io::Error {
+    fn from(error: NotRecalled) -> Self {
+        Self::other(error)
+    }
+}
+
+/// An object store under a medium: blocks, which are the slots of a region, are moved out to it.
+///
+/// A page that is out is read from the store ([`Medium::read`], which may take long and fail), and not lent.
+pub trait ColdStore {
+    /// Returns the address of the store, without credentials.
+    fn address(&self) -> &str;
+
+    /// Moves the block at `at` out: the pages `out` into an object. The pages `kept` stay, all others are not needed
+    /// any more. What was written is durable. Returns the size of the object.
+    ///
+    /// # Errors
+    /// The store is away, or a medium fails: everything is as it was, but an object that nothing names may be left.
+    fn move_out(&self, at: u64, len_bytes: u64, kept: &[u32], out: &[u32]) -> io::Result<u64>;
+
+    /// Returns true if pages of the block at `at` are out.
+    fn is_out(&self, at: u64) -> bool;
+
+    /// Removes objects of blocks that are free, and objects that nothing names, as a crash leaves them. Returns their
+    /// number.
+    ///
+    /// # Errors
+    /// The store is away, or the index fails.
+    fn sweep(&self, is_free: &dyn Fn(u64) -> bool) -> io::Result<u64>;
+}
+
 /// Memory with explicit durability.
 ///
 /// A range is durable once [`flush`](Self::flush) of it **and** a later [`fence`](Self::fence) of its [`Flushed`]
@@ -146,6 +190,11 @@ pub trait Medium: Send + Sync {
     fn grow(&self, capacity_bytes: u64) -> io::Result<()> {
         let _ = capacity_bytes;
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Returns the object store under the medium; `None` for a medium that has all pages itself.
+    fn cold(&self) -> Option<&dyn ColdStore> {
+        None
     }
 
     /// Pages lost since the medium was opened.

@@ -58,6 +58,30 @@ pub fn open_medium(
     size_if_created: u64,
     options: &OpenOptions,
 ) -> Result<Arc<dyn Medium>, MediumError> {
+    open(path, size_if_created, options, allocate)
+}
+
+/// Opens a medium as [`open_medium`] does, but its file takes room only for what is written to it: without room a page
+/// that is written is lost.
+///
+/// # Errors
+/// Those of [`open_medium`].
+pub fn open_sparse_medium(
+    path: &Path,
+    size_if_created: u64,
+    options: &OpenOptions,
+) -> Result<Arc<dyn Medium>, MediumError> {
+    open(path, size_if_created, options, |file, len_bytes, _| {
+        file.set_len(len_bytes)
+    })
+}
+
+fn open(
+    path: &Path,
+    size_if_created: u64,
+    options: &OpenOptions,
+    allocate: impl FnOnce(&File, u64, bool) -> io::Result<()>,
+) -> Result<Arc<dyn Medium>, MediumError> {
     let io_error = |action: &'static str| {
         move |source: io::Error| MediumError::Io {
             action,

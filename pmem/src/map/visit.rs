@@ -15,12 +15,12 @@ const REMEMBERED: u8 = 2;
 pub(crate) struct Visited(HashSet<(PageNo, u16)>);
 
 impl PageMap {
-    /// Calls `visit` for the page of each node of the map and for each stored page, but not for what is below a node
+    /// Calls `visit` for the page of each node of the map (true) and for each stored page (false), but not for what is below a node
     /// that was visited before. Reads the nodes, verified, and no other page.
     pub(crate) fn visit(
         &self,
         visited: &mut Visited,
-        visit: &mut dyn FnMut(PageNo),
+        visit: &mut dyn FnMut(PageNo, bool),
     ) -> Result<(), PageError> {
         match self.root_node()? {
             Some((at, node)) => self.visit_node(at, &node, visited, visit),
@@ -33,13 +33,13 @@ impl PageMap {
         at: NodeRef,
         node: &Node,
         visited: &mut Visited,
-        visit: &mut dyn FnMut(PageNo),
+        visit: &mut dyn FnMut(PageNo, bool),
     ) -> Result<(), PageError> {
-        visit(at.location);
+        visit(at.location, true);
         for (slot, entry) in node.occupied().filter(|(_, entry)| !is_zeros(entry)) {
             let below = NodeRef::of(entry);
             if node.level == 0 {
-                visit(below.location);
+                visit(below.location, false);
             } else if !visited.0.contains(&(below.location, below.offset)) {
                 let child = self.child(node, slot, entry)?;
                 self.visit_node(below, &child, visited, visit)?;

@@ -56,4 +56,7 @@ pub struct MediumStatus {
     /// Reason why it is missing; empty unless it is.
     #[prost(string, tag = "13")]
     pub problem: String,
+    /// Address of the object store that most of its pages are in; empty for none, and while it is missing.
+    #[prost(string, tag = "14")]
+    pub store: String,
 }

@@ -370,6 +370,9 @@ pub struct Media {
     /// Only count what `cool` or `warm` would move.
     #[prost(bool, tag = "6")]
     pub dry_run: bool,
+    /// Address of the object store of a cold medium to add, such as `file:///mnt/archive`; empty for none.
+    #[prost(string, tag = "7")]
+    pub store: String,
 }
 
 /// Keep a place in a queue for a dump or a restore to come. Answered by [`super::Reserved`].

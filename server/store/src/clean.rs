@@ -105,7 +105,13 @@ impl Store {
     pub fn clean_in_background(&self, stopped: &dyn Fn() -> bool) -> Result<bool, StoreError> {
         let drained = self.drain_some(stopped)?;
         let mut last = self.cleaning.lock();
-        let drained = self.cool_some(&mut last, stopped)? || drained;
+        let cooled = self.cool_some(&mut last, stopped).unwrap_or_else(|error| {
+            // A tier that is away must not keep the others from being cleaned.
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, "segments not moved between tiers");
+            false
+        });
+        let drained = drained || cooled;
         let (usage, position) = (self.region.usage(), self.region.position());
         let ample = usage.free_bytes > usage.capacity_bytes / AMPLE;
         let too_soon = last.next.is_some_and(|next| Instant::now() < next);
@@ -173,7 +179,7 @@ impl Store {
 }
 
 /// Returns the roots of all maps that a checkpoint's manifest names; `None` if it cannot be read.
-fn map_roots(checkpoint: &Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>> {
+pub(super) fn map_roots(checkpoint: &Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>> {
     let manifest = manifest_of(checkpoint).ok()?;
     let packs = manifest.images.chunk_by(|a, b| a.map_root == b.map_root);
     let images = packs.filter_map(|packed| Some(&packed.first()?.map_root));

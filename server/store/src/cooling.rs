@@ -10,12 +10,13 @@ use permafrost_cooling::{
     CoolingRules, MediumRoom, Move, Restores, SlotUse, Tiers, plan, plan_down, plan_up,
 };
 use permafrost_pmem::{
-    CleanError, MediaError, MediumState, OccupiedSlot, SegmentNo, StoredCheckpoint, TierName,
+    CleanError, MediaError, MediumState, OccupiedSlot, RegionMedium, SegmentNo, StoredCheckpoint,
+    Survey,
 };
 use permafrost_protocol::control::request;
 use permafrost_protocol::manifest::CheckpointRef;
 
-use super::clean::LastSurvey;
+use super::clean::{LastSurvey, map_roots};
 use super::error::{MissingObject, ReadingError, RegionMediaError};
 use super::{ProgressReceiver, Store, StoreError};
 use crate::clock::unix_ms;
@@ -135,13 +136,22 @@ impl Store {
                 .flat_map(|planned| planned.moves.iter().map(|m| (&planned.slots[m.slot], m.to))),
             0,
         );
+        let mut survey = None;
         self.work_in_steps(stopped, &mut || {
             let Some((slot, to)) = moves.next() else {
                 return Ok(true);
             };
-            moved += self.move_one(slot, to)?;
+            moved += self.move_one(slot, to, &mut survey)?;
             Ok(false)
         })?;
+        drop(survey);
+        if self.region.has_cold()
+            && let Err(error) = self.region.sweep_cold()
+        {
+            // Tried again at the next pass: what is left takes room only.
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, "objects that nothing needs not removed");
+        }
         if moved > 0 {
             tracing::info!(moved, "segments moved between tiers");
         }
@@ -161,17 +171,55 @@ impl Store {
             return Ok(total);
         }
         self.check_writable()?;
-        let mut moved = 0;
+        let (mut moved, mut survey) = (0, None);
         for next in &planned.moves {
-            moved += self.move_one(&planned.slots[next.slot], next.to)?;
+            moved += self.move_one(&planned.slots[next.slot], next.to, &mut survey)?;
             progress(moved, total);
         }
         Ok(moved)
     }
 
+    /// Moves segments of a checkpoint that are in an object store to the fastest tier with room: pages are lent from
+    /// mapped media only.
+    ///
+    /// # Errors
+    /// The store is away or its objects are damaged; there is no room.
+    pub(super) fn recall(&self, checkpoint: &StoredCheckpoint) -> Result<(), StoreError> {
+        if !self.region.has_cold() {
+            return Ok(());
+        }
+        let slots = self.region.slots_out(checkpoint);
+        let uses: Vec<_> = slots.iter().map(unaged).collect();
+        let moves = plan_up(self.tiers(), &uses, None);
+        if moves.len() < slots.len() {
+            let missing = (slots.len() - moves.len()) as u64;
+            let full = RegionMediaError::NoRoomToRecall {
+                checkpoint: checkpoint.id().to_string(),
+                needed: missing * self.region.usage().segment_bytes,
+            };
+            return Err(full.into());
+        }
+        for next in moves {
+            self.move_one(&slots[next.slot], next.to, &mut None)?;
+        }
+        Ok(())
+    }
+
     /// Moves a slot; returns the bytes moved: none if what was to move has gone, or what had room has none any more.
-    fn move_one(&self, slot: &OccupiedSlot, to: usize) -> Result<u64, StoreError> {
-        let moved = match self.region.move_slot(slot, to) {
+    /// To a cold medium it needs a survey, which is made once.
+    fn move_one(
+        &self,
+        slot: &OccupiedSlot,
+        to: usize,
+        survey: &mut Option<Survey>,
+    ) -> Result<u64, StoreError> {
+        let moved = if self.region.is_cold(to) {
+            let survey = survey.get_or_insert_with(|| self.region.survey(&map_roots));
+            self.region.cool_slot(survey, slot, to)
+        } else {
+            self.region.move_slot(slot, to)
+        };
+        let moved = match moved {
             Err(MediaError::Clean(CleanError::Full)) => 0,
             moved => moved.map_err(RegionMediaError::from)?,
         };
@@ -204,14 +252,7 @@ impl Store {
         let has_own = |slot: &OccupiedSlot| slot.segments().iter().any(|s| own.contains(s));
         let mut slots = self.region.occupied_slots();
         slots.retain(has_own);
-        let uses: Vec<_> = slots
-            .iter()
-            .map(|slot| SlotUse {
-                medium: slot.medium(),
-                idle: None,
-                in_newest: false,
-            })
-            .collect();
+        let uses: Vec<_> = slots.iter().map(unaged).collect();
         let moves = plan(self.tiers(), &uses);
         Planned { slots, moves }
     }
@@ -223,7 +264,7 @@ impl Store {
         let rooms: Vec<_> = usable
             .map(|medium| MediumRoom {
                 number: medium.number,
-                tier: SpeedKey::of(&medium.tier),
+                tier: SpeedKey::of(&medium),
                 capacity_bytes: medium.capacity_bytes,
                 free_bytes: medium.free_bytes,
             })
@@ -304,13 +345,22 @@ fn slot_use(slot: &OccupiedSlot, uses: &HashMap<SegmentNo, SegmentUse>) -> SlotU
     }
 }
 
-/// Orders tiers, the fastest first.
+/// Returns a slot of which only the place matters.
+fn unaged(slot: &OccupiedSlot) -> SlotUse {
+    SlotUse {
+        medium: slot.medium(),
+        idle: None,
+        in_newest: false,
+    }
+}
+
+/// Orders tiers, the fastest first, and cold ones last.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct SpeedKey(usize, String);
+struct SpeedKey(bool, usize, String);
 
 impl SpeedKey {
-    fn of(tier: &TierName) -> Self {
-        let (place, name) = tier.speed();
-        Self(place, name.to_owned())
+    fn of(medium: &RegionMedium) -> Self {
+        let (place, name) = medium.tier.speed();
+        Self(medium.store.is_some(), place, name.to_owned())
     }
 }

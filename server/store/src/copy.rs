@@ -151,10 +151,11 @@ impl Store {
             tracing::warn!(id, damage, "not compared with: damaged");
             return None;
         }
-        match manifest_of(&checkpoint) {
+        let recalled = self.recall(&checkpoint);
+        match recalled.and_then(|()| manifest_of(&checkpoint)) {
             Ok(manifest) => Some(Parent::new(checkpoint, manifest)),
             Err(error) => {
-                tracing::error!(id, %error, "not compared with: damaged");
+                tracing::error!(id, %error, "not compared with: damaged or away");
                 None
             }
         }

@@ -1,10 +1,12 @@
 //! Media of the region: listed, added, grown, drained and removed on request.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use permafrost_cold::{create_cold, is_cold, open_cold, remove_cold};
 use permafrost_pmem::{
-    MediaError, MediumKind, MediumState, OpenOptions, RegionMedium, TierName, member_uuid,
+    MediaError, Medium, MediumKind, MediumState, OpenOptions, RegionMedium, TierName, member_uuid,
     open_medium,
 };
 use permafrost_protocol::control::{MediumStatus, RegionMedia, request};
@@ -143,11 +145,12 @@ impl Store {
         if found > 0 && request.size_bytes > 0 && found != request.size_bytes {
             return Err(RegionMediaError::OtherSize { path, found }.into());
         }
-        let medium = open_medium(&path, request.size_bytes, &OpenOptions::default());
-        let medium = medium.map_err(RegionMediaError::from)?;
+        let medium = self.open_member(&path, request)?;
         let guarantee = medium.guarantee().clone();
+        let medium_is_cold = medium.cold().is_some();
         let fast = guarantee.kind == MediumKind::Dax || guarantee.volatile;
         let tier = match request.tier.as_str() {
+            "" if medium_is_cold => "cold".parse().map_err(RegionMediaError::from)?,
             "" => TierName::known(usize::from(!fast)),
             name => name.parse().map_err(RegionMediaError::from)?,
         };
@@ -155,10 +158,28 @@ impl Store {
         if added.is_err() && found == 0 {
             // Made for nothing.
             let _ = std::fs::remove_file(&path);
+            remove_cold(&path);
         }
         let number = added.map_err(RegionMediaError::from)?;
         tracing::info!(medium = number, path = %path.display(), %tier, %guarantee, "medium added to the region");
         Ok(())
+    }
+
+    /// Opens the file of a medium to add, or makes it.
+    fn open_member(
+        &self,
+        path: &Path,
+        request: &request::Media,
+    ) -> Result<Arc<dyn Medium>, RegionMediaError> {
+        let (size_bytes, options) = (request.size_bytes, OpenOptions::default());
+        if !request.store.is_empty() {
+            let block_bytes = self.region.usage().segment_bytes;
+            return Ok(create_cold(path, size_bytes, &request.store, block_bytes)?);
+        }
+        if is_cold(path) {
+            return Ok(open_cold(path, &options)?);
+        }
+        Ok(open_medium(path, size_bytes, &options)?)
     }
 
     /// Returns the number of the medium with a number, a UUID or a path.
@@ -210,6 +231,7 @@ impl Store {
                 .as_ref()
                 .map_or_else(String::new, ToString::to_string),
             problem: medium.problem.clone().unwrap_or_default(),
+            store: medium.store.clone().unwrap_or_default(),
         }
     }
 }

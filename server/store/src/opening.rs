@@ -89,6 +89,7 @@ impl Store {
             let checkpoint = self.checkpoint(&head.id)?;
             let manifest = manifest_of(&checkpoint)?;
             check_listed_as(head, &manifest)?;
+            self.recall(&checkpoint)?;
             Ok::<_, StoreError>(Parent::new(checkpoint, manifest))
         };
         match read() {
@@ -96,7 +97,7 @@ impl Store {
             // The record names other holders.
             Err(StoreError::NotFound { .. }) if !head.nodes.is_empty() => None,
             Err(error) => {
-                tracing::error!(job, generation, %error, "not compared with: damaged");
+                tracing::error!(job, generation, %error, "not compared with: damaged or away");
                 None
             }
         }

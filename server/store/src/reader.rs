@@ -61,11 +61,13 @@ impl Store {
     /// Opens this store's copy of a listed checkpoint.
     ///
     /// # Errors
-    /// There is no copy here; its manifest is damaged, or of another checkpoint than is listed.
+    /// There is no copy here; its manifest is damaged, or of another checkpoint than is listed; it is in the cold tier,
+    /// which is away.
     pub fn open(&self, record: control::Checkpoint) -> Result<LocalCheckpoint, StoreError> {
         let checkpoint = self.checkpoint(&record.id)?;
         let manifest = manifest_of(&checkpoint)?;
         check_listed_as(&record, &manifest)?;
+        self.recall(&checkpoint)?;
         Ok(LocalCheckpoint {
             _read: self.reads.begin(&record.id, false),
             name: checkpoint_name(&record),

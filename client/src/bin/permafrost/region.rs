@@ -24,6 +24,7 @@ ssd, hdd, then names of your own. A MEDIUM is a number, a UUID or a path as `ls`
 Examples:
     permafrost region ls
     permafrost region add /srv/hdd/more --size 2T --tier hdd
+    permafrost region add /var/lib/permafrost/cold --size 4T --tier cold --store file:///mnt/archive
     permafrost region grow 0 64G
     permafrost region drain 1 && permafrost region rm 1
     permafrost region cool --dry-run         would move by the node's rules (permafrostd --cool-after, --cool-above)
@@ -54,6 +55,10 @@ enum RegionCommand {
         /// ssd].
         #[arg(long, value_name = "TIER")]
         tier: Option<String>,
+        /// Object store for a cold tier, such as file:///mnt/archive. PATH gets the size of the tier and takes little
+        /// room: pages are moved to the store, compressed.
+        #[arg(long, value_name = "URL", requires = "size")]
+        store: Option<String>,
     },
     /// Let a file of the region grow.
     Grow {
@@ -124,7 +129,13 @@ pub(crate) fn region(context: &Context, arguments: RegionArguments) -> Result<()
         RegionCommand::Check(passed) => return run_daemon("check", &passed),
         RegionCommand::Salvage(passed) => return run_daemon("salvage", &passed),
         RegionCommand::Ls => change("ls", String::new()),
-        RegionCommand::Add { path, size, tier } => request::Media {
+        RegionCommand::Add {
+            path,
+            size,
+            tier,
+            store,
+        } => request::Media {
+            store: store.unwrap_or_default(),
             tier: tier.unwrap_or_default(),
             size_bytes: size.unwrap_or(0),
             ..change("add", absolute(&path)?)
@@ -239,7 +250,10 @@ fn row(medium: &MediumStatus) -> [String; 7] {
         human::bytes(medium.size_bytes),
         human::bytes(medium.used_bytes),
         human::bytes(medium.free_bytes),
-        medium.path.clone(),
+        match medium.store.as_str() {
+            "" => medium.path.clone(),
+            store => format!("{} ({store})", medium.path),
+        },
     ]
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use permafrost_agent::host::arguments::in_full;
+use permafrost_cold::{ColdError, ColdSiteError};
 use permafrost_pmem::{CleanError, MediaError, MediumError, NoTierName};
 use permafrost_protocol::control::{ErrorCode, ReportedError};
 
@@ -16,6 +17,11 @@ pub enum RegionMediaError {
     /// The file cannot be opened as a medium.
     #[error(transparent)]
     Medium(#[from] MediumError),
+    /// The cold medium cannot be made or opened.
+    #[error(transparent)]
+    Cold(#[from] ColdSiteError),
+    #[error("no room for {needed} bytes of {checkpoint} that are in the cold tier")]
+    NoRoomToRecall { checkpoint: String, needed: u64 },
     #[error(transparent)]
     TierName(#[from] NoTierName),
     #[error("no medium {name:?} in this region")]
@@ -30,10 +36,26 @@ pub enum RegionMediaError {
     Action { action: String },
 }
 
+impl RegionMediaError {
+    /// Returns the error of the cold tier that kept segments from being moved.
+    fn cold(&self) -> Option<&ColdError> {
+        match self {
+            Self::Media(MediaError::Clean(CleanError::Io(error))) => ColdError::of(error),
+            _ => None,
+        }
+    }
+}
+
 impl ReportedError for RegionMediaError {
     fn code(&self) -> ErrorCode {
         use MediaError as M;
+        match self.cold() {
+            Some(ColdError::Away { .. }) => return ErrorCode::Unavailable,
+            Some(_) => return ErrorCode::Corrupt,
+            None => {}
+        }
         match self {
+            Self::NoRoomToRecall { .. } => ErrorCode::NoSpace,
             Self::NotFound { .. } | Self::Media(M::Unknown { .. }) => ErrorCode::NotFound,
             Self::Media(M::NoRoom(_) | M::TooFewNumbers { .. } | M::Clean(CleanError::Full)) => {
                 ErrorCode::NoSpace
@@ -55,7 +77,17 @@ impl ReportedError for RegionMediaError {
 
     fn hint(&self) -> &str {
         use MediaError as M;
+        match self.cold() {
+            Some(ColdError::Away { .. }) => {
+                return "try again when the store is back: `permafrost region ls` names it";
+            }
+            Some(_) => return "another node's copy, if there is one, is not affected",
+            None => {}
+        }
         match self {
+            Self::NoRoomToRecall { .. } => {
+                "remove checkpoints, or let a file of the region grow (`permafrost region grow`)"
+            }
             Self::NotFound { .. } | Self::Media(M::Unknown { .. }) => {
                 "`permafrost region ls` lists them: by number, UUID or path"
             }

@@ -1,0 +1,158 @@
+//! Moving slots to a cold medium, most of whose pages are in an object store.
+//!
+//! ```text
+//! slot on a mapped medium ──copy──▶ slot on the cold one ──▶ object, index, holes ──▶ segment table
+//! ```
+//!
+//! The pages go to the object store before an entry of the segment table names the new slot. So nobody has lent pages
+//! that become holes, and a store that is away leaves the segment where it was. What opening, listing and a survey
+//! read stays on the node: headers, roots, manifests and map nodes. Recalling a slot is [`Region::move_slot`] to a
+//! mapped medium.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+
+use permafrost_medium::{MAX_MEDIA, MEDIUM_SPAN};
+
+use crate::PAGE_BYTES;
+use crate::checkpoint::StoredCheckpoint;
+use crate::clean::Survey;
+use crate::drain::{OccupiedSlot, move_slot};
+use crate::error::{CleanError, MediaError, SegmentPlace};
+use crate::ids::{SegmentNo, SlotNo};
+use crate::members::MediumState;
+use crate::region::Region;
+use crate::space::Space;
+use crate::table::packed_header_bytes;
+
+impl Region {
+    /// Returns true if a medium that is there keeps pages in an object store.
+    #[must_use]
+    pub fn has_cold(&self) -> bool {
+        (1..MAX_MEDIA).any(|number| self.is_cold(number))
+    }
+
+    /// Returns true if a medium keeps pages in an object store.
+    #[must_use]
+    pub fn is_cold(&self, number: usize) -> bool {
+        self.space().is_cold(number)
+    }
+
+    /// Moves the segments of a slot to a cold medium, as [`Region::move_slot`] does. Returns the bytes of the slot; 0
+    /// also if the survey does not know all of its live pages, or if a dump may go on writing to it.
+    ///
+    /// # Errors
+    /// [`MediaError`]; nothing is lost. The object store may be away.
+    pub fn cool_slot(
+        &self,
+        survey: &Survey,
+        from: &OccupiedSlot,
+        to: usize,
+    ) -> Result<u64, MediaError> {
+        self.journal().check()?;
+        let space = self.space();
+        if !from.segments().iter().all(|&segment| survey.knows(segment)) {
+            return Ok(0);
+        }
+        let moved = move_slot(space, from, Some(survey), &|| {
+            let superblock = self.superblock();
+            let member = superblock.members.get(to);
+            let takes = member.is_some_and(|m| m.state == MediumState::Active) && space.is_cold(to);
+            takes.then_some(to).into_iter().collect()
+        })?;
+        Ok(u64::from(moved) * u64::from(space.geometry.segment_bytes))
+    }
+
+    /// Returns the slots with segments of a checkpoint whose pages are in an object store.
+    #[must_use]
+    pub fn slots_out(&self, checkpoint: &StoredCheckpoint) -> Vec<OccupiedSlot> {
+        let space = self.space();
+        let is_out = |slot: SlotNo| {
+            let medium = space.medium.get(slot.medium());
+            let at = space.table.slots().at(slot) % MEDIUM_SPAN;
+            medium.is_some_and(|medium| medium.cold().is_some_and(|cold| cold.is_out(at)))
+        };
+        let slots = checkpoint.segment_numbers();
+        let slots: HashSet<_> = slots.filter_map(|s| space.table.slot(s)).collect();
+        let mut on_cold = slots;
+        on_cold.retain(|slot| space.is_cold(slot.medium()) && is_out(*slot));
+        if on_cold.is_empty() {
+            return Vec::new();
+        }
+        let mut all = self.occupied_slots();
+        all.retain(|occupied| on_cold.contains(&occupied.slot));
+        all
+    }
+
+    /// Removes objects of slots that are free, and those that a crash has left. Returns their number.
+    ///
+    /// # Errors
+    /// [`MediaError`]: an object store is away.
+    pub fn sweep_cold(&self) -> Result<u64, MediaError> {
+        self.journal().check()?;
+        let space = self.space();
+        let mut removed = 0;
+        for number in 1..MAX_MEDIA {
+            let Some(medium) = space.medium.get(number) else {
+                continue;
+            };
+            let Some(cold) = medium.cold() else { continue };
+            // No slot is taken meanwhile, as only moves take slots of a cold medium.
+            let _moving = space.lock_moves();
+            let slots = space.table.slots();
+            let free: HashSet<u64> = {
+                let allocator = space.allocator();
+                let free = allocator.free_slots(number);
+                free.map(|slot| slots.at(slot) % MEDIUM_SPAN).collect()
+            };
+            let swept = cold.sweep(&|at| free.contains(&at));
+            removed += swept.map_err(CleanError::Io)?;
+        }
+        Ok(removed)
+    }
+}
+
+impl Space {
+    /// Returns true if a medium keeps pages in an object store.
+    pub(crate) fn is_cold(&self, number: usize) -> bool {
+        let medium = self.medium.get(number);
+        medium.is_some_and(|medium| medium.cold().is_some())
+    }
+}
+
+/// Moves the pages of a slot that nothing names yet to the object store: the copies of `segments`, which are in
+/// the slot at `from_at`.
+pub(crate) fn move_out(
+    space: &Arc<Space>,
+    survey: &Survey,
+    segments: &[SegmentNo],
+    (from_at, to): (u64, SlotNo),
+) -> io::Result<()> {
+    let medium = space.medium.get(to.medium());
+    let Some(cold) = medium.as_ref().and_then(|medium| medium.cold()) else {
+        return Ok(());
+    };
+    let page_at = |at: u64| u32::try_from((at - from_at) / PAGE_BYTES).unwrap_or(u32::MAX);
+    let (mut kept, mut out) = (Vec::new(), Vec::new());
+    for &segment in segments {
+        let unknown = || io::Error::other(format!("the place of segment {} is damaged", segment.0));
+        let position = space.table.position(segment).ok_or_else(unknown)?;
+        let header_bytes = position
+            .packed_pages
+            .map_or(PAGE_BYTES, packed_header_bytes);
+        kept.extend(page_at(position.header_at)..=page_at(position.header_at + header_bytes - 1));
+        for (page, stays) in survey.pages(segment) {
+            // A page that cannot be found is in no place that could be given up.
+            let at = space.locate(SegmentPlace { segment, page }, 1);
+            let page = page_at(at.map_err(|_| unknown())?);
+            if stays { &mut kept } else { &mut out }.push(page);
+        }
+    }
+    let kept_too: HashSet<u32> = kept.iter().copied().collect();
+    out.retain(|page| !kept_too.contains(page));
+    let at = space.table.slots().at(to) % MEDIUM_SPAN;
+    let len_bytes = u64::from(space.geometry.segment_bytes);
+    cold.move_out(at, len_bytes, &kept, &out)?;
+    Ok(())
+}
