@@ -299,7 +299,7 @@ fn generations_of_random_changes_stay_exact_and_small() {
     let mut kept: BTreeMap<u128, Content> = BTreeMap::new();
     seal(&region, 1, None, &content).unwrap();
     kept.insert(1, content.clone());
-    for id in 2..=400_u128 {
+    for id in 2..=1000_u128 {
         let parent = region.checkpoint(CheckpointId::new(id - 1)).unwrap();
         let mut cursor = parent.map(&roots(&parent).unwrap()[0]).cursor();
         let mut shadow = region.begin();
