@@ -23,7 +23,8 @@ pub(crate) fn find(
     })?;
     let path = path.canonicalize().map_err(|error| error.to_string())?;
     let medium = if permafrost_cold::is_cold(&path) {
-        permafrost_cold::open_cold(&path, options).map_err(|error| in_full(&error))?
+        permafrost_cold::open_cold(&path, options, &permafrost_objects::connect)
+            .map_err(|error| in_full(&error))?
     } else {
         open_medium(&path, 0, options).map_err(|error| in_full(&error))?
     };

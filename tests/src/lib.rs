@@ -14,6 +14,7 @@ pub mod net;
 pub mod process;
 pub mod random;
 pub mod runc;
+pub mod s3;
 pub mod slurm;
 pub mod status;
 pub mod workload;

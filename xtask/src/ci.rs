@@ -246,6 +246,10 @@ fn tests(quick: bool) -> Result<Count> {
             "TESTS WITH CONTAINERS ARE SKIPPED: no runc: {why:#}"
         )),
     }
+    if let Err(why) = tools::s3() {
+        // The tests that need it fail without.
+        ui::say(&format!("no S3 server: {why:#}"));
+    }
     if let Err(why) = tools::slurm() {
         // They fail without it: nothing else shows that a preempted job survives.
         ui::say(&format!("no Slurm: {why:#}"));

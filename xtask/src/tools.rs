@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
-use permafrost_tests::{etcd, faketime, runc, slurm};
+use permafrost_tests::{etcd, faketime, runc, s3, slurm};
 
 use crate::{apt, paths, ui};
 
@@ -162,6 +162,43 @@ pub(crate) fn runc() -> Result<()> {
     runc::check()
         .map_err(anyhow::Error::msg)
         .context("use the runc that was fetched")?;
+    task.done(&format!("{}", root.display()));
+    Ok(())
+}
+
+/// Installs the S3 server to test cold tiers with, unless it is there: a crate, of one version, with its lock file.
+///
+/// # Errors
+/// It cannot be fetched or built.
+pub(crate) fn s3() -> Result<()> {
+    if s3::find().is_some() {
+        return Ok(());
+    }
+    let task = ui::Task::begin("build an S3 server, as there is none here");
+    let root = s3::root();
+    let status = Command::new("cargo")
+        .args([
+            "install",
+            "--quiet",
+            "--locked",
+            "--force",
+            "--features",
+            "binary",
+        ])
+        .args(["--version", s3::VERSION, s3::PACKAGE, "--root"])
+        .arg(&root)
+        .arg("--target-dir")
+        .arg(root.join("build"))
+        .stdin(Stdio::null())
+        .status()
+        .context("run cargo")?;
+    anyhow::ensure!(
+        status.success() && s3::find().is_some(),
+        "cargo install {}",
+        s3::PACKAGE
+    );
+    // Half a gigabyte that nothing needs any more.
+    let _ = fs::remove_dir_all(root.join("build"));
     task.done(&format!("{}", root.display()));
     Ok(())
 }

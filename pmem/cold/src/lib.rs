@@ -34,4 +34,4 @@ mod site;
 pub use error::ColdError;
 pub use medium::ColdMedium;
 pub use objects::{DirectoryObjects, MemoryObjects, ObjectError, Objects};
-pub use site::{ColdSiteError, create_cold, is_cold, open_cold, remove_cold};
+pub use site::{ColdSiteError, Connect, create_cold, is_cold, open_cold, remove_cold};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use permafrost_medium::{Medium, MediumError, OpenOptions, open_sparse_medium};
 
 use crate::medium::ColdMedium;
-use crate::objects::{DirectoryObjects, Objects};
+use crate::objects::Objects;
 
 /// First line of a description.
 const TITLE: &str = "permafrost cold medium 1";
@@ -19,10 +19,12 @@ const TITLE: &str = "permafrost cold medium 1";
 #[non_exhaustive]
 pub enum ColdSiteError {
     /// The address names no store.
-    #[error("{address:?} names no object store: say file:///DIRECTORY")]
+    #[error("{address:?} names no object store: {reason}")]
     Address {
         /// Address that was given.
         address: String,
+        /// Reason why not.
+        reason: String,
     },
     /// The description is damaged, or was written by a newer build.
     #[error("{path} does not describe a cold medium")]
@@ -44,7 +46,10 @@ pub enum ColdSiteError {
     },
 }
 
-/// What a description says.
+/// Function that returns the store at an address, without asking it for anything, or says why there is none.
+pub type Connect<'a> = dyn Fn(&str) -> Result<Arc<dyn Objects>, String> + 'a;
+
+/// Contents of a description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Description {
     store: String,
@@ -104,10 +109,10 @@ pub fn is_cold(path: &Path) -> bool {
 pub fn create_cold(
     path: &Path,
     size_bytes: u64,
-    address: &str,
+    (address, connect): (&str, &Connect<'_>),
     block_bytes: u64,
 ) -> Result<Arc<dyn Medium>, ColdSiteError> {
-    connect(address)?;
+    named(address, connect)?;
     let io_error = |path: &Path, source| ColdSiteError::Io {
         path: path.to_owned(),
         source,
@@ -131,7 +136,7 @@ pub fn create_cold(
         place.parent().map_or(Ok(()), |p| File::open(p)?.sync_all())
     };
     write().map_err(|source| io_error(&place, source))?;
-    let made = open(path, size_bytes, &OpenOptions::default());
+    let made = open(path, size_bytes, &OpenOptions::default(), connect);
     if made.is_err() {
         remove_cold(path);
     }
@@ -142,8 +147,12 @@ pub fn create_cold(
 ///
 /// # Errors
 /// [`ColdSiteError`].
-pub fn open_cold(path: &Path, options: &OpenOptions) -> Result<Arc<dyn Medium>, ColdSiteError> {
-    open(path, 0, options)
+pub fn open_cold(
+    path: &Path,
+    options: &OpenOptions,
+    connect: &Connect<'_>,
+) -> Result<Arc<dyn Medium>, ColdSiteError> {
+    open(path, 0, options, connect)
 }
 
 /// Removes the files beside that of a medium which did not become part of a region.
@@ -157,6 +166,7 @@ fn open(
     path: &Path,
     size_if_created: u64,
     options: &OpenOptions,
+    connect: &Connect<'_>,
 ) -> Result<Arc<dyn Medium>, ColdSiteError> {
     let place = description_of(path);
     let text = fs::read_to_string(&place).map_err(|source| ColdSiteError::Io {
@@ -165,11 +175,11 @@ fn open(
     })?;
     let described = Description::parse(&text);
     let described = described.ok_or(ColdSiteError::Description { path: place })?;
-    let objects = connect(&described.store)?;
+    let objects = named(&described.store, connect)?;
     let file = open_sparse_medium(path, size_if_created, options)?;
     let index = index_of(path);
-    let named = (described.name, described.block_bytes);
-    let medium = ColdMedium::open(file, Some(path), &index, named, objects);
+    let identity = (described.name, described.block_bytes);
+    let medium = ColdMedium::open(file, Some(path), &index, identity, objects);
     let medium = medium.map_err(|source| ColdSiteError::Io {
         path: index,
         source,
@@ -177,26 +187,35 @@ fn open(
     Ok(Arc::new(medium))
 }
 
-/// Returns the store at an address. It is not asked for anything.
-fn connect(address: &str) -> Result<Arc<dyn Objects>, ColdSiteError> {
-    let path = address.strip_prefix("file://").map(Path::new);
-    let path = path.filter(|path| path.is_absolute() && !address.contains('\n'));
-    let path = path.ok_or_else(|| ColdSiteError::Address {
+fn named(address: &str, connect: &Connect<'_>) -> Result<Arc<dyn Objects>, ColdSiteError> {
+    let refuse = |reason: String| ColdSiteError::Address {
         address: address.to_owned(),
-    })?;
-    Ok(Arc::new(DirectoryObjects::new(path)))
+        reason,
+    };
+    if address.contains('\n') {
+        return Err(refuse("it is more than a line".to_owned()));
+    }
+    connect(address).map_err(refuse)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::DirectoryObjects;
+
+    fn connect(address: &str) -> Result<Arc<dyn Objects>, String> {
+        let path = address.strip_prefix("file://").ok_or("no file")?;
+        Ok(Arc::new(DirectoryObjects::new(Path::new(path))))
+    }
 
     #[test]
     fn a_cold_medium_is_opened_as_it_was_made() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cold");
-        for address in ["", "file://store", "ftp:///store", "file:///a\nb"] {
-            let refused = create_cold(&path, 1 << 20, address, 65536).err().unwrap();
+        for address in ["", "ftp:///store", "file:///a\nb"] {
+            let refused = create_cold(&path, 1 << 20, (address, &connect), 65536)
+                .err()
+                .unwrap();
             assert!(
                 matches!(refused, ColdSiteError::Address { .. }),
                 "{refused}"
@@ -204,19 +223,21 @@ mod tests {
         }
         let store = dir.path().join("store");
         let address = format!("file://{}", store.display());
-        assert!(create_cold(&path, 0, &address, 65536).is_err());
+        assert!(create_cold(&path, 0, (&address, &connect), 65536).is_err());
         assert!(!is_cold(&path) && !path.exists());
-        let made = create_cold(&path, 1 << 20, &address, 65536).unwrap();
+        let made = create_cold(&path, 1 << 20, (&address, &connect), 65536).unwrap();
         assert_eq!(made.cold().unwrap().address(), address);
         drop(made);
         assert!(is_cold(&path) && !store.exists());
-        let medium = open_cold(&path, &OpenOptions::default()).unwrap();
+        let medium = open_cold(&path, &OpenOptions::default(), &connect).unwrap();
         assert_eq!(medium.capacity_bytes(), 1 << 20);
         drop(medium);
         let description = description_of(&path);
         let text = fs::read_to_string(&description).unwrap();
         fs::write(&description, text.replace("block", "blocks")).unwrap();
-        let damaged = open_cold(&path, &OpenOptions::default()).err().unwrap();
+        let damaged = open_cold(&path, &OpenOptions::default(), &connect)
+            .err()
+            .unwrap();
         assert!(
             matches!(damaged, ColdSiteError::Description { .. }),
             "{damaged}"

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_cold::{create_cold, is_cold, open_cold, remove_cold};
+use permafrost_objects::connect;
 use permafrost_pmem::{
     MediaError, Medium, MediumKind, MediumState, OpenOptions, RegionMedium, TierName, member_uuid,
     open_medium,
@@ -174,10 +175,15 @@ impl Store {
         let (size_bytes, options) = (request.size_bytes, OpenOptions::default());
         if !request.store.is_empty() {
             let block_bytes = self.region.usage().segment_bytes;
-            return Ok(create_cold(path, size_bytes, &request.store, block_bytes)?);
+            return Ok(create_cold(
+                path,
+                size_bytes,
+                (&request.store, &connect),
+                block_bytes,
+            )?);
         }
         if is_cold(path) {
-            return Ok(open_cold(path, &options)?);
+            return Ok(open_cold(path, &options, &connect)?);
         }
         Ok(open_medium(path, size_bytes, &options)?)
     }

@@ -24,7 +24,7 @@ ssd, hdd, then names of your own. A MEDIUM is a number, a UUID or a path as `ls`
 Examples:
     permafrost region ls
     permafrost region add /srv/hdd/more --size 2T --tier hdd
-    permafrost region add /var/lib/permafrost/cold --size 4T --tier cold --store file:///mnt/archive
+    permafrost region add /var/lib/permafrost/cold --size 4T --store s3://bucket/node1
     permafrost region grow 0 64G
     permafrost region drain 1 && permafrost region rm 1
     permafrost region cool --dry-run         would move by the node's rules (permafrostd --cool-after, --cool-above)
@@ -55,8 +55,9 @@ enum RegionCommand {
         /// ssd].
         #[arg(long, value_name = "TIER")]
         tier: Option<String>,
-        /// Object store for a cold tier, such as file:///mnt/archive. PATH gets the size of the tier and takes little
-        /// room: pages are moved to the store, compressed.
+        /// Object store for a cold tier: s3://, gs://, az:// or file:///DIRECTORY. PATH gets the size of the tier and
+        /// takes little room: pages are moved to the store, compressed. Credentials come from permafrostd's
+        /// environment (AWS_ACCESS_KEY_ID, …).
         #[arg(long, value_name = "URL", requires = "size")]
         store: Option<String>,
     },
