@@ -9,7 +9,6 @@
 //! sealed in its segment while the region was open.
 
 mod holds;
-mod slots;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -29,7 +28,7 @@ const MIN_TAIL_PAGES: u32 = 2;
 const BLANK_BYTES: usize = 8;
 
 pub(crate) use holds::{Allocated, Extent, Holdings, Lease, SlotHold, to_extents};
-use slots::{MediumSlots, SlotCounts};
+use permafrost_liveness::slots::{MediumSlots, SlotCounts};
 
 /// Reference counts of segments and slots, and the free slots of each medium.
 pub(crate) struct Allocator {

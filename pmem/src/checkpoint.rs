@@ -84,6 +84,10 @@ impl Sealed {
         self.attrs.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
     pub(crate) fn segments(&self) -> u64 {
         self.lease.count()
     }

@@ -26,17 +26,18 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::alloc::{Lease, SlotHold};
-use crate::checkpoint::StoredCheckpoint;
+use crate::checkpoint::{CopyId, StoredCheckpoint};
 use crate::error::{CleanError, SegmentPlace};
 use crate::geometry::Geometry;
-use crate::ids::{PageNo, SegmentNo, SlotNo};
+use crate::ids::{CheckpointId, SegmentNo, SlotNo};
 use crate::layout::{PackedHeader, StoredPages};
-use crate::map::{MapRoot, Visited};
+use crate::map::MapRoot;
 use crate::region::Region;
 use crate::space::{Space, packed_checksum};
 use crate::table::{Position, packed_header_bytes};
 use crate::{PAGE_BYTES, PAGE_SIZE};
 use permafrost_cipher::KeyId;
+use permafrost_liveness::{Found, Liveness};
 use permafrost_medium::convert::{to_u64, to_usize};
 use permafrost_medium::{Flushed, MAX_MEDIA, Medium};
 
@@ -154,29 +155,35 @@ impl Survey {
 
 impl Region {
     /// Finds the live pages of all checkpoints. `roots` returns the map roots that a checkpoint's manifest names,
-    /// `None` if it cannot be read. Reads all maps, what they share once.
+    /// `None` if it cannot be read. Reads the maps of checkpoints that no survey has read before, of these the nodes
+    /// that no other checkpoint has.
     pub fn survey(&self, roots: &dyn Fn(&Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>>) -> Survey {
         let space = self.space();
+        let mut known = self.liveness();
+        // Their segments are held from here on.
+        let listed: HashMap<u64, _> = self.leases().into_iter().collect();
+        known.retain(|order| listed.contains_key(&order));
+        let allocator = space.allocator();
+        known.retain_segments(|segment| !allocator.is_free(segment));
+        drop(allocator);
         let (mut live, mut nodes, mut leases) = (HashMap::new(), HashMap::new(), Vec::new());
-        let mut visited = Visited::default();
         let mut holders: HashMap<SegmentNo, u32> = HashMap::new();
         let mut unknown: HashSet<SegmentNo> = HashSet::new();
-        for id in self.ids() {
-            let Some(checkpoint) = self.checkpoint(id) else {
-                continue;
-            };
-            let lease = Arc::clone(checkpoint.lease());
+        for (order, (id, lease)) in listed {
             for segment in lease.segments() {
                 *holders.entry(segment).or_default() += 1;
                 live.entry(segment).or_insert_with(StoredPages::default);
             }
-            let marked = roots(&checkpoint)
-                .and_then(|roots| mark(&checkpoint, &roots, &mut visited, (&mut live, &mut nodes)));
-            if marked.is_none() {
+            if !known.has(order) && !self.remember((order, id), roots, &mut known) {
                 unknown.extend(lease.segments());
             }
             leases.push(lease);
         }
+        for (&segment, live) in &mut live {
+            *live = known.live(segment);
+            nodes.insert(segment, known.nodes(segment));
+        }
+        drop(known);
         // More holders than these: shadows, readers of removed checkpoints, checkpoints sealed since.
         let mut allocator = space.allocator();
         let others = |(segment, count): (&SegmentNo, &u32)| {
@@ -210,6 +217,39 @@ impl Region {
         survey.live.retain(|segment, _| !unknown.contains(segment));
         survey.find_sparse(space);
         survey
+    }
+
+    /// Finds and remembers the live pages of a checkpoint; returns false if its root or a map cannot be read, or it is
+    /// not listed any more.
+    fn remember(
+        &self,
+        (order, id): (u64, CheckpointId),
+        roots: &dyn Fn(&Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>>,
+        known: &mut Liveness,
+    ) -> bool {
+        let checkpoint = self.checkpoint(id);
+        let checkpoint = checkpoint.filter(|found| found.copy_id() == CopyId::new(order));
+        let Some(checkpoint) = checkpoint else {
+            return false;
+        };
+        let (Some(roots), Ok(pages)) = (roots(&checkpoint), checkpoint.root_pages()) else {
+            return false;
+        };
+        let mut found = Found::default();
+        for page in pages {
+            found.add_node_page(page);
+            found.add_node_page(page.plus(1));
+        }
+        let maps = roots.iter().map(|root| (checkpoint.map(root), false));
+        // Opening and listing read manifests as they read nodes.
+        for (map, is_manifest) in maps.chain([(checkpoint.manifest_map(), true)]) {
+            if map.visit(known, &mut found, is_manifest).is_err() {
+                known.give_back(found);
+                return false;
+            }
+        }
+        known.add_checkpoint(order, found);
+        true
     }
 
     /// Moves segments of sparse slots, about `max_bytes` of pages. Dumps and readers go on meanwhile.
@@ -400,42 +440,6 @@ impl Survey {
             self.sparse.retain(|slot| slot.medium != medium);
         }
     }
-}
-
-/// Marks all pages that a checkpoint refers to; `None` if its root or a map cannot be read.
-fn mark(
-    checkpoint: &Arc<StoredCheckpoint>,
-    roots: &[MapRoot],
-    visited: &mut Visited,
-    (live, nodes): (
-        &mut HashMap<SegmentNo, StoredPages>,
-        &mut HashMap<SegmentNo, StoredPages>,
-    ),
-) -> Option<()> {
-    let geometry = checkpoint.space().geometry;
-    let mut outside = false;
-    let mut insert = |page: PageNo, is_node: bool| match geometry.place(page, 1) {
-        Ok(place) => {
-            live.entry(place.segment).or_default().insert(place.page, 1);
-            if is_node {
-                let nodes = nodes.entry(place.segment).or_default();
-                nodes.insert(place.page, 1);
-            }
-        }
-        Err(_) => outside = true,
-    };
-    for page in checkpoint.root_pages().ok()? {
-        insert(page, true);
-        insert(page.plus(1), true);
-    }
-    for root in roots {
-        checkpoint.map(root).visit(visited, &mut insert).ok()?;
-    }
-    let manifest = checkpoint.manifest_map();
-    manifest
-        .visit(visited, &mut |page, _| insert(page, true))
-        .ok()?;
-    (!outside).then_some(())
 }
 
 /// Writes a segment's header and its live pages to their places, and flushes the pages. Returns false if one of them is

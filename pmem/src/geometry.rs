@@ -32,8 +32,6 @@ pub(crate) const LAST_SEGMENTS_AT: u64 = (SUPERBLOCKS_BYTES
     .next_multiple_of(MAX_SEGMENT_BYTES as u64);
 /// Least segment numbers for each slot with which media are added.
 const LEAST_SEGMENTS_PER_SLOT: u64 = 2;
-/// Slots from which on one is kept free of dumps, for cleaning. Smaller media are cleaned while a slot is free.
-const SLOTS_WITH_RESERVE: u32 = 64;
 
 /// Sizes and offsets of a region's parts, consistent by construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -245,11 +243,6 @@ impl Geometry {
             Err(NotInSegments)
         }
     }
-}
-
-/// Number of free slots, of so many on a medium, that dumps leave to cleaning.
-pub(crate) fn reserved_slots(slots: u32) -> u32 {
-    u32::from(slots >= SLOTS_WITH_RESERVE)
 }
 
 /// Returns the size of the smallest region: with one segment. The default number of records is the minimum of

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
+use crate::PAGE_BYTES;
+use crate::alloc::Lease;
 use crate::by_id::ById;
 use crate::checkpoint::{CopyId, Sealed, StoredCheckpoint};
 use crate::damage::{RegionFailure, UnreadableCheckpoint};
@@ -21,6 +23,7 @@ use crate::space::Space;
 use crate::superblock::{self, SuperblockState};
 use crate::table::SegmentTable;
 use permafrost_cipher::{KeyId, Keyring};
+use permafrost_liveness::Liveness;
 use permafrost_medium::{Flushed, MAX_MEDIA, Medium, MediumKind};
 
 /// Options for formatting a region.
@@ -82,6 +85,8 @@ pub struct Region {
     superblock: Mutex<SuperblockState>,
     /// Reasons why media are not there, by number.
     problems: Mutex<BTreeMap<usize, String>>,
+    /// Live pages, as the last survey has found them.
+    liveness: Mutex<Liveness>,
     /// Copies of values that the two locks above guard, for [`Region::usage`], which must not wait for a fence.
     journal_position: AtomicU64,
     unsafe_shutdowns: u64,
@@ -236,6 +241,8 @@ impl Region {
         find: &mut FindMember<'_>,
     ) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
         let recovered = recover(medium, options, find)?;
+        let geometry = &recovered.space.geometry;
+        let liveness = Liveness::new(geometry.segments_at / PAGE_BYTES, geometry.segment_pages());
         let region = Self {
             journal_position: AtomicU64::new(recovered.journal.position()),
             unsafe_shutdowns: recovered.report.unsafe_shutdowns,
@@ -247,6 +254,7 @@ impl Region {
             unlisted: recovered.unlisted,
             superblock: Mutex::new(recovered.superblock),
             problems: Mutex::new(recovered.joined.problems),
+            liveness: Mutex::new(liveness),
         };
         (0..MAX_MEDIA).for_each(|number| region.space.populate(number));
         if region.failure().is_none() {
@@ -293,6 +301,12 @@ impl Region {
         }
     }
 
+    /// Number of checkpoints, without damaged ones.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.checkpoints.read().by_id.len()
+    }
+
     /// Returns the checkpoint with this id; `None` if there is none, or it is damaged.
     #[must_use]
     pub fn checkpoint(&self, id: CheckpointId) -> Option<Arc<StoredCheckpoint>> {
@@ -303,9 +317,13 @@ impl Region {
             .map(StoredCheckpoint::of)
     }
 
-    /// Returns the ids of all checkpoints.
-    pub(crate) fn ids(&self) -> Vec<CheckpointId> {
-        self.in_order(|sealed| sealed.id())
+    /// Returns the ids and leases of all checkpoints, by the order of their seals.
+    pub(crate) fn leases(&self) -> Vec<(u64, (CheckpointId, Arc<Lease>))> {
+        self.in_order(|sealed| (sealed.order, (sealed.id(), Arc::clone(sealed.lease()))))
+    }
+
+    pub(crate) fn liveness(&self) -> MutexGuard<'_, Liveness> {
+        self.liveness.lock()
     }
 
     /// Returns a number that ascends with each durable change of the region, over all times that it is opened. A

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use permafrost_pmem::{
-    CheckpointId, Flushed, FormatOptions, Guarantee, Medium, PAGE_SIZE, Region,
-    create_medium_in_memory,
+    CheckpointId, Flushed, FormatOptions, Guarantee, MapRoot, Medium, PAGE_SIZE, Region,
+    StoredCheckpoint, create_medium_in_memory,
 };
 
 /// A medium that counts accesses.
@@ -161,6 +161,66 @@ fn the_work_of_a_seal_does_not_grow_and_an_open_reads_a_page_of_each() {
     let expected = COUNT * PAGE_SIZE as u64 + 256 * (32 << 10) + (1 << 20);
     assert!(work.read_bytes < expected, "{work:?}");
     drop(region);
+}
+
+#[test]
+fn a_survey_reads_what_has_come_since_the_last_one() {
+    let medium = Counting::new(64 << 20);
+    let region = format(&medium, 2 << 10);
+    let root = |checkpoint: &Arc<StoredCheckpoint>| {
+        MapRoot::try_from(checkpoint.manifest().unwrap().as_slice()).unwrap()
+    };
+    let survey = |region: &Arc<Region>| {
+        medium.take();
+        let survey = region.survey(&|checkpoint| Some(vec![root(checkpoint)]));
+        let found = (
+            survey.live_bytes(),
+            survey.used_bytes(),
+            survey.unknown_bytes(),
+        );
+        (found, medium.take().read_bytes)
+    };
+    // Deltas of a process of 2,048 pages.
+    let dump = |id: u64| {
+        let parent = region.checkpoint(CheckpointId::new((id - 1).into()));
+        let mut shadow = region.begin();
+        let mut map = shadow.map();
+        let mut cursor = parent.map(|parent| parent.map(&root(&parent)).cursor());
+        for index in 0..2048 {
+            match &mut cursor {
+                Some(cursor) if index != id * 37 % 2048 => {
+                    shadow.reference(&mut map, index, 1, cursor).unwrap();
+                }
+                _ => {
+                    let page = [(id + index).to_le_bytes(); PAGE_SIZE / 8].concat();
+                    shadow.append(&mut map, index, 0, &page, None).unwrap();
+                }
+            }
+        }
+        let (root, _) = shadow.finish(map).unwrap();
+        let id = CheckpointId::new(id.into());
+        shadow.seal(id, &root.to_bytes(), None).unwrap();
+    };
+    (1..=40).for_each(dump);
+    let (_, first) = survey(&region);
+    assert!(first > 2048 * 14, "{first}");
+    assert_eq!(survey(&region).1, 0, "nothing has come");
+    for id in 41..=80 {
+        dump(id);
+        if id % 3 > 0 {
+            region.delete(CheckpointId::new((id - 40).into())).unwrap();
+        }
+        // The root, its second copy not, and the path of nodes to the page.
+        let (_, read) = survey(&region);
+        assert!((1..32 << 10).contains(&read), "{read}");
+    }
+    // Found anew it is the same.
+    let (found, _) = survey(&region);
+    drop(region);
+    let shared = Arc::clone(&medium) as Arc<dyn Medium>;
+    let (region, _) = Region::open(shared).unwrap();
+    let (anew, read) = survey(&region);
+    assert_eq!((found, read > first), (anew, true));
 }
 
 /// Returns the memory of the process that is not shared, bytes.

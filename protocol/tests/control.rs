@@ -31,7 +31,13 @@ fn requests() -> Vec<Request> {
             images_age_us: Some(7),
             ignore_times: true,
         }),
-        Body::List(request::List { job: text() }),
+        Body::List(request::List {
+            job: text(),
+            namespace: text(),
+            parked: true,
+            limit: 7,
+            after: text(),
+        }),
         Body::Show(request::Show { checkpoint: text() }),
         Body::Remove(request::Remove {
             checkpoint: text(),
@@ -116,6 +122,7 @@ fn replies() -> Vec<Reply> {
         }),
         Body::Checkpoint(checkpoint.clone()),
         Body::Checkpoints(Checkpoints {
+            next: "train@3".to_owned(),
             checkpoints: vec![checkpoint.clone(); 3],
         }),
         Body::Detail(Detail {

@@ -218,10 +218,16 @@ impl Remote {
 
     /// Returns the checkpoint of a session, as the nodes list it.
     fn listed(&self, session: &str) -> Result<Option<control::Checkpoint>, control::Error> {
-        let listed = self.list(&request::List::default())?;
-        Ok(listed
-            .into_iter()
-            .find(|record| record.session == session && !session.is_empty()))
+        let mut list = request::List::default();
+        loop {
+            let listed = self.list(&list)?;
+            let mut records = listed.checkpoints.into_iter();
+            let found = records.find(|record| record.session == session && !session.is_empty());
+            if found.is_some() || listed.next.is_empty() {
+                return Ok(found);
+            }
+            list.after = listed.next;
+        }
     }
 
     /// Seals a session that is not under way here: it may be sealed already, or parked.
@@ -388,9 +394,9 @@ impl Backend for Remote {
         Err(refused)
     }
 
-    fn list(&self, list: &request::List) -> Result<Vec<control::Checkpoint>, control::Error> {
+    fn list(&self, list: &request::List) -> Result<control::Checkpoints, control::Error> {
         match self.nodes.ask_any(&request::Body::List(list.clone()))? {
-            (_, reply::Body::Checkpoints(listed)) => Ok(listed.checkpoints),
+            (_, reply::Body::Checkpoints(listed)) => Ok(listed),
             (node, _) => Err(odd_answer(&node)),
         }
     }

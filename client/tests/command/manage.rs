@@ -251,6 +251,7 @@ fn parked_sessions_are_listed_with_their_processes_and_times() {
     };
     let daemon = Daemon::start(move |_| {
         vec![reply::Body::Checkpoints(Checkpoints {
+            next: String::new(),
             checkpoints: vec![checkpoint("train", 1), parked.clone()],
         })]
     });

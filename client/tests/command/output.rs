@@ -60,6 +60,7 @@ fn without_a_daemon_there_is_an_exit_code_and_a_hint() {
 fn ls_lists_checkpoints_and_parked_sessions() {
     let daemon = Daemon::start(|_| {
         vec![reply::Body::Checkpoints(Checkpoints {
+            next: String::new(),
             checkpoints: vec![
                 Checkpoint {
                     pinned: true,
@@ -98,7 +99,8 @@ fn ls_lists_checkpoints_and_parked_sessions() {
         daemon.only_request(),
         (
             request::Body::List(request::List {
-                job: "train".to_owned()
+                job: "train".to_owned(),
+                ..request::List::default()
             }),
             false
         )
@@ -115,6 +117,7 @@ fn texts_of_others_do_not_steer_the_terminal() {
     let daemon = Daemon::start(move |request| {
         vec![match request {
             request::Body::List(_) => reply::Body::Checkpoints(Checkpoints {
+                next: String::new(),
                 checkpoints: vec![Checkpoint {
                     kind: "parked".to_owned(),
                     parked_processes: vec![DumpedProcess {
@@ -175,7 +178,10 @@ fn a_reader_that_goes_away_is_no_failure() {
         let checkpoints = (1..20_000)
             .map(|generation| checkpoint("train", generation))
             .collect();
-        vec![reply::Body::Checkpoints(Checkpoints { checkpoints })]
+        vec![reply::Body::Checkpoints(Checkpoints {
+            checkpoints,
+            next: String::new(),
+        })]
     });
     let mut child = daemon
         .command(&["ls"])
@@ -277,4 +283,56 @@ fn status_tells_how_a_node_stands_in_its_cluster() {
     ] {
         assert!(text.contains(said), "{text}");
     }
+}
+
+#[test]
+fn a_list_comes_in_parts_and_ends_at_its_limit() {
+    let daemon = Daemon::start(|request| {
+        let request::Body::List(list) = request else {
+            panic!("{request:?}");
+        };
+        let first = match list.after.as_str() {
+            "" => 1,
+            "train@2" => 3,
+            "train@4" => 5,
+            other => panic!("{other}"),
+        };
+        let most = if list.limit == 0 {
+            2
+        } else {
+            list.limit.min(2)
+        };
+        let generations = first..(first + most).min(6);
+        let last = generations.end - 1;
+        let checkpoints = generations.map(|generation| checkpoint("train", generation));
+        vec![reply::Body::Checkpoints(Checkpoints {
+            checkpoints: checkpoints.collect(),
+            next: if last < 5 {
+                format!("train@{last}")
+            } else {
+                String::new()
+            },
+        })]
+    });
+    let listed = |arguments: &[&str]| {
+        let all = json(&daemon.run(&[&["--json", "ls"], arguments].concat()).stdout);
+        let checkpoints = all["checkpoints"].as_array().unwrap().iter();
+        let generations = checkpoints.map(|one| one["generation"].as_u64().unwrap());
+        (
+            generations.collect::<Vec<_>>(),
+            all["next"].as_str().map(str::to_owned),
+        )
+    };
+    assert_eq!(listed(&[]), (vec![1, 2, 3, 4, 5], None));
+    assert_eq!(
+        listed(&["--limit", "3"]),
+        (vec![1, 2, 3], Some("train@3".to_owned()))
+    );
+    assert_eq!(listed(&["--after", "train@4"]), (vec![5], None));
+    let text = daemon.run(&["ls", "--limit", "2"]).stdout;
+    assert!(
+        String::from_utf8(text)
+            .unwrap()
+            .ends_with("there are more: --after train@2\n")
+    );
 }

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod by_id;
+pub mod digest;
 pub mod ids;
 pub mod slots;
 mod stored;

@@ -18,6 +18,13 @@ impl StoredPages {
         }
     }
 
+    /// Removes a page.
+    pub fn remove(&mut self, page: u32) {
+        if let Some(word) = self.0.get_mut(to_usize(u64::from(page / 64))) {
+            *word &= !(1 << (page % 64));
+        }
+    }
+
     /// Returns true if a page is stored.
     #[must_use]
     pub fn contains(&self, page: u32) -> bool {

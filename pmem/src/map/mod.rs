@@ -23,7 +23,6 @@ pub use cursor::MapCursor;
 pub(crate) use cursor::ParentPage;
 pub use pieces::{Kept, Piece};
 pub use reader::{PageMap, Runs};
-pub(crate) use visit::Visited;
 pub use writer::{MapStats, MapWriter};
 pub(crate) use written::WrittenObjects;
 

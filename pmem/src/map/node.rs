@@ -3,11 +3,12 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::{MAX_LEVEL, digest};
+use super::MAX_LEVEL;
 use crate::PAGE_SIZE;
 use crate::checkpoint::StoredCheckpoint;
 use crate::error::{MapFault, PageError, SegmentPlace, outside};
 use crate::ids::PageNo;
+use crate::layout::digest;
 use crate::layout::{NODE_MIXED, NODE_SLOTS, NodeHeader, SlotEntry};
 use crate::space::Space;
 use permafrost_medium::convert::{to_u64, to_usize};

@@ -1,54 +1,86 @@
 //! Visiting all pages that a map consists of and refers to.
 
-use std::collections::HashSet;
+use permafrost_liveness::{Found, Liveness};
 
 use super::PageMap;
 use super::node::{Node, NodeRef, is_zeros};
 use crate::error::PageError;
-use crate::ids::PageNo;
 
-/// Level from which nodes are remembered as visited: a hundredth of all nodes.
-const REMEMBERED: u8 = 2;
-
-/// Nodes that were visited with everything below them: maps share them.
-#[derive(Default)]
-pub(crate) struct Visited(HashSet<(PageNo, u16)>);
+/// Level from which nodes are remembered with the pages below them: one for 64 pages.
+const REMEMBERED: u8 = 1;
 
 impl PageMap {
-    /// Calls `visit` for the page of each node of the map (true) and for each stored page (false), but not for what is below a node
-    /// that was visited before. Reads the nodes, verified, and no other page.
+    /// Adds the page of each node of the map and each stored page to what was found. Reads the nodes that are not
+    /// remembered, verified, and no other page. After an error the caller gives back what was found.
+    /// The pages of a manifest count as nodes.
     pub(crate) fn visit(
         &self,
-        visited: &mut Visited,
-        visit: &mut dyn FnMut(PageNo, bool),
+        known: &mut Liveness,
+        found: &mut Found,
+        is_manifest: bool,
     ) -> Result<(), PageError> {
+        if self.root().is_empty() || share(known, self.root().node(), found) {
+            return Ok(());
+        }
         match self.root_node()? {
-            Some((at, node)) => self.visit_node(at, &node, visited, visit),
+            Some((at, node)) => self.visit_node((at, &node), known, found, is_manifest),
             None => Ok(()),
         }
     }
 
+    /// Visits a node that is not remembered.
     fn visit_node(
         &self,
-        at: NodeRef,
-        node: &Node,
-        visited: &mut Visited,
-        visit: &mut dyn FnMut(PageNo, bool),
+        (at, node): (NodeRef, &Node),
+        known: &mut Liveness,
+        found: &mut Found,
+        is_manifest: bool,
     ) -> Result<(), PageError> {
-        visit(at.location, true);
+        if node.level < REMEMBERED {
+            return self.visit_slots((at, node), known, found, is_manifest);
+        }
+        let mut below = Found::default();
+        if let Err(error) = self.visit_slots((at, node), known, &mut below, is_manifest) {
+            known.give_back(below);
+            return Err(error);
+        }
+        known.add_node((at.location, at.offset), below);
+        found.add_node((at.location, at.offset));
+        Ok(())
+    }
+
+    fn visit_slots(
+        &self,
+        (at, node): (NodeRef, &Node),
+        known: &mut Liveness,
+        found: &mut Found,
+        is_manifest: bool,
+    ) -> Result<(), PageError> {
+        self.place(at.location, 1)?;
+        found.add_node_page(at.location);
         for (slot, entry) in node.occupied().filter(|(_, entry)| !is_zeros(entry)) {
             let below = NodeRef::of(entry);
             if node.level == 0 {
-                visit(below.location, false);
-            } else if !visited.0.contains(&(below.location, below.offset)) {
+                self.place(below.location, 1)?;
+                match is_manifest {
+                    true => found.add_node_page(below.location),
+                    false => found.add_page(below.location),
+                }
+            } else if !share(known, below, found) {
                 let child = self.child(node, slot, entry)?;
-                self.visit_node(below, &child, visited, visit)?;
+                self.visit_node((below, &child), known, found, is_manifest)?;
             }
-        }
-        // Not before: another map would otherwise skip what is damaged here.
-        if node.level >= REMEMBERED {
-            visited.0.insert((at.location, at.offset));
         }
         Ok(())
     }
+}
+
+/// Adds a node that is remembered; returns false if it is not.
+fn share(known: &mut Liveness, at: NodeRef, found: &mut Found) -> bool {
+    let key = (at.location, at.offset);
+    let is_known = known.share(key);
+    if is_known {
+        found.add_node(key);
+    }
+    is_known
 }

@@ -10,10 +10,11 @@ use super::node::{
 };
 use super::pieces::{Kept, Piece, PieceLog};
 use super::written::WrittenPages;
-use super::{MAX_LEVEL, MapCursor, MapRoot, digest};
+use super::{MAX_LEVEL, MapCursor, MapRoot};
 use crate::checkpoint::StoredCheckpoint;
 use crate::error::ShadowError;
 use crate::ids::PageNo;
+use crate::layout::digest;
 use crate::layout::{NODE_SLOTS, SlotEntry};
 use crate::segment::SegmentWriter;
 

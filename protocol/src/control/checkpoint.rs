@@ -154,6 +154,10 @@ pub struct Checkpoints {
     /// Checkpoints sorted by job and generation; parked ones last.
     #[prost(message, repeated, tag = "1")]
     pub checkpoints: Vec<Checkpoint>,
+    /// Last one of these, if the list goes on behind it: `JOB@GEN`, or the id of a parked session. Empty at the end.
+    #[prost(string, tag = "2")]
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub next: String,
 }
 
 /// A checkpoint in full.

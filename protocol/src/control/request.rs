@@ -153,6 +153,19 @@ pub struct List {
     /// Only this job; empty for all.
     #[prost(string, tag = "1")]
     pub job: String,
+    /// Only jobs of this namespace; empty for all.
+    #[prost(string, tag = "2")]
+    pub namespace: String,
+    /// True for parked sessions only.
+    #[prost(bool, tag = "3")]
+    pub parked: bool,
+    /// Largest number of checkpoints in the answer; 0, or more than 10,000, for 10,000.
+    #[prost(uint64, tag = "4")]
+    pub limit: u64,
+    /// Only what is behind this one in the list: [`super::Checkpoints::next`] of the answer before. Empty for the
+    /// beginning.
+    #[prost(string, tag = "5")]
+    pub after: String,
 }
 
 /// Requests one checkpoint in full. Answered by [`super::Detail`].

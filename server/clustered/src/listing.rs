@@ -1,7 +1,10 @@
 //! Looks up, lists, removes and pins checkpoints: those of the registry in a cluster, else those of the catalog.
 
+use std::collections::HashSet;
+
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::{CheckpointRef, JobName};
+use permafrost_store::catalog::ListPart;
 use permafrost_store::{
     ContentDigest, HeldCheckpoint, MissingObject, ProgressReceiver, PublicationState, ReadingError,
     SealingError, StoreError, checkpoint_name, job_name,
@@ -37,6 +40,42 @@ impl ClusteredStore {
         }
         let with_state = |record| self.local.with_state(record);
         Ok(listed.into_iter().map(with_state).collect())
+    }
+
+    /// Lists a part of the checkpoints. On a single node the cost depends on the part; in a cluster the registry is read
+    /// for all jobs, or for the one.
+    ///
+    /// # Errors
+    /// No such job, or the catalog cannot be read.
+    pub fn list_part(&self, part: &ListPart) -> Result<control::Checkpoints, StoreError> {
+        let mut listed = match self.registry() {
+            Some(_) => part.of(self.listed(part.job())?),
+            None => self.local.part(part)?,
+        };
+        if let Some(job) = part.job()
+            && listed.checkpoints.is_empty()
+            && part.is_first()
+        {
+            return Err(StoreError::NotFound(MissingObject::Job(job.to_owned())));
+        }
+        let with_state = |record| self.local.with_state(record);
+        let records = std::mem::take(&mut listed.checkpoints);
+        listed.checkpoints = records.into_iter().map(with_state).collect();
+        Ok(listed)
+    }
+
+    /// Counts the sealed checkpoints and the parked sessions. In a cluster the registry is read.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    pub fn count_checkpoints(&self) -> Result<(u64, u64), StoreError> {
+        if self.registry().is_none() {
+            return Ok(self.local.count());
+        }
+        let listed = self.listed(None)?;
+        let parked = listed.iter().filter(|record| record.generation == 0);
+        let parked = parked.count() as u64;
+        Ok((listed.len() as u64 - parked, parked))
     }
 
     /// Removes a checkpoint, or every one of a job. Returns how many were removed.
@@ -258,7 +297,9 @@ impl ClusteredStore {
         match registry.list(job.unwrap_or_default()) {
             Ok(entries) => {
                 own.retain(|record| !self.was_committed_here(&record.id));
-                own.retain(|record| entries.iter().all(|entry| entry.checkpoint.id != record.id));
+                let ids: HashSet<&str> =
+                    entries.iter().map(|entry| &*entry.checkpoint.id).collect();
+                own.retain(|record| !ids.contains(&*record.id));
                 own.extend(entries.into_iter().map(line));
                 own.sort_by(|a, b| {
                     (a.generation == 0, &a.job, a.generation, &a.session).cmp(&(

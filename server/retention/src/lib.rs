@@ -12,6 +12,7 @@ mod clock;
 mod decide;
 mod error;
 mod glob;
+mod newest;
 mod policy;
 mod usage;
 
@@ -19,5 +20,6 @@ pub use clock::AgeClock;
 pub use decide::{Exceeded, Generation, Incoming, Reason, Ruling, Rulings, decide};
 pub use error::PolicyError;
 pub use glob::JobGlob;
+pub use newest::Newest;
 pub use policy::{JobPolicy, MAX_RULES, NamespacePolicy, OverQuota, Policies, Settings};
 pub use usage::{Charged, charge};

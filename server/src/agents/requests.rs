@@ -8,6 +8,7 @@ use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, Reply, Request, reply, request};
 use permafrost_protocol::manifest::JobName;
 use permafrost_store::MissingObject;
+use permafrost_store::catalog::ListPart;
 use permafrost_store::{SessionRequest, StoreError};
 
 use super::rights::{authorize, check_delete, check_delete_parked, job_of, reads};
@@ -49,9 +50,7 @@ impl Agents {
                 self.abort(peer, &abort.session)?;
                 reply::Body::Done(control::Done { count: 1 })
             }
-            request::Body::List(list) => reply::Body::Checkpoints(control::Checkpoints {
-                checkpoints: self.list(peer, &list.job)?,
-            }),
+            request::Body::List(list) => reply::Body::Checkpoints(self.list_part(peer, &list)?),
             request::Body::Show(show) => {
                 let shown = self.store.show(&show.checkpoint);
                 reply::Body::Detail(shown?)
@@ -226,6 +225,24 @@ impl Agents {
         Ok(())
     }
 
+    /// Lists those checkpoints of a part of the list that the peer may read.
+    fn list_part(
+        &self,
+        peer: &Peer,
+        list: &request::List,
+    ) -> Result<control::Checkpoints, control::Error> {
+        let mut part = self.store.list_part(&ListPart::new(list)?)?;
+        part.checkpoints.retain(|record| self.may_see(peer, record));
+        Ok(part)
+    }
+
+    fn may_see(&self, peer: &Peer, record: &control::Checkpoint) -> bool {
+        match record.job.as_str() {
+            "" => self.owns(peer, &record.session),
+            job => reads(peer, job),
+        }
+    }
+
     /// Lists the checkpoints that the peer may read; of parked sessions without a job, only its own.
     fn list(&self, peer: &Peer, job: &str) -> Result<Vec<control::Checkpoint>, control::Error> {
         let job: Option<JobName> = match job {
@@ -234,10 +251,7 @@ impl Agents {
         };
         let listed = self.store.list(job.as_ref());
         let mut listed = listed?;
-        listed.retain(|record| match record.job.as_str() {
-            "" => self.owns(peer, &record.session),
-            job => reads(peer, job),
-        });
+        listed.retain(|record| self.may_see(peer, record));
         Ok(listed)
     }
 

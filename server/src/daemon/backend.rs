@@ -20,6 +20,7 @@ use permafrost_metering::queues::{
 };
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::TakenBy;
+use permafrost_store::catalog::ListPart;
 use permafrost_store::{Adoption, SessionRequest, SessionSink, StoreError};
 
 use crate::denials::{DenialLists, no_certificates};
@@ -222,12 +223,8 @@ impl Backend for Local {
             .map_err(control::Error::from)
     }
 
-    fn list(&self, list: &request::List) -> Result<Vec<control::Checkpoint>, control::Error> {
-        let job = match list.job.as_str() {
-            "" => None,
-            job => Some(permafrost_store::job_name(job)?),
-        };
-        self.store.list(job.as_ref()).map_err(control::Error::from)
+    fn list(&self, list: &request::List) -> Result<control::Checkpoints, control::Error> {
+        Ok(self.store.list_part(&ListPart::new(list)?)?)
     }
 
     fn show(&self, show: &request::Show) -> Result<control::Detail, control::Error> {
@@ -383,16 +380,12 @@ impl Backend for Local {
     }
 
     fn status(&self) -> Result<control::ServerStatus, control::Error> {
-        let listed = self.store.list(None)?;
-        let parked = listed
-            .iter()
-            .filter(|record| record.generation == 0)
-            .count() as u64;
+        let (checkpoints, parked) = self.store.count_checkpoints()?;
         let [peers, metrics] = self.addresses.clone();
         Ok(control::ServerStatus {
             regions: vec![self.store.local().region_status()],
             sessions: self.store.local().session_states(),
-            checkpoints: listed.len() as u64 - parked,
+            checkpoints,
             parked,
             park_ttl_s: self.park_ttl.as_secs(),
             catalog: self.catalog_origin.clone(),

@@ -160,7 +160,7 @@ pub(super) fn open_store(config: &Config) -> Result<MeasuredStore, StartError> {
     let catalog_path = config.data_dir.join("catalog");
     let (catalog, opened) = SledCatalog::open_or_replace(&catalog_path)?;
     let path = config.region_path();
-    let checkpoints = catalog.list(None)?.len();
+    let checkpoints = count(&catalog)?;
     let gone = |is| StartError::RegionGone {
         path: path.clone(),
         is,
@@ -200,9 +200,6 @@ pub(super) fn open_store(config: &Config) -> Result<MeasuredStore, StartError> {
             Box::new(catalog),
         )
     })?;
-    let held = store.everything()?;
-    let records: Vec<_> = held.into_iter().filter_map(|held| held.record).collect();
-    costs.learn_history(&records);
     Ok(MeasuredStore {
         store,
         costs,
@@ -252,6 +249,16 @@ fn accept_loss(
         _ => return Err(StartError::Lost { path, is, lost }),
     }
     Ok(())
+}
+
+/// Counts the records of a catalog.
+fn count(catalog: &dyn Catalog) -> Result<usize, CatalogError> {
+    let mut count = catalog.all_parked()?.len();
+    catalog.visit_sealed(("", 0), &mut |_| {
+        count += 1;
+        true
+    })?;
+    Ok(count)
 }
 
 fn name_of(record: &Checkpoint) -> String {

@@ -237,22 +237,13 @@ impl Told<'_> {
         )?;
         self.media(store)?;
         let mut kinds = zeros(&["full", "pre-dump", "parked", "unknown"]);
-        match store.everything() {
-            Ok(held) => {
-                for held in held {
-                    let kind = held.record.map_or_else(|| "unknown".to_owned(), |r| r.kind);
-                    *kinds.entry(kind).or_default() += 1;
-                }
-                self.gauges(
-                    "checkpoints",
-                    "Checkpoints that this node holds",
-                    "kind",
-                    &kinds,
-                )?;
-            }
-            // Better no number than a wrong one.
-            Err(error) => tracing::warn!(%error, "checkpoints are not counted"),
-        }
+        kinds.extend(store.count_kinds());
+        self.gauges(
+            "checkpoints",
+            "Checkpoints that this node holds",
+            "kind",
+            &kinds,
+        )?;
         let mut states = zeros(&["open", "receiving", "closed", "sealing", "failed"]);
         for session in store.session_states() {
             *states.entry(session.state).or_default() += 1;

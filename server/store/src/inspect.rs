@@ -1,15 +1,16 @@
 //! Lists and verifies stored checkpoints, and pins them.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use permafrost_pmem::{ATTR_PINNED, CopyId, MediumKind};
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
-use permafrost_protocol::manifest::Manifest;
+use permafrost_protocol::manifest::{Kind, Manifest};
 
 use super::checking::HeldCheckpoint;
 use super::reader::check_listed_as;
-use super::{ProgressReceiver, Store, StoreError, manifest_of};
+use super::{ProgressReceiver, Store, StoreError, kind_name, manifest_of};
+use crate::catalog::ListPart;
 use crate::clock::unix_ms;
 
 impl Store {
@@ -20,6 +21,32 @@ impl Store {
     /// The catalog cannot be read.
     pub fn records(&self, job: Option<&str>) -> Result<Vec<control::Checkpoint>, StoreError> {
         Ok(self.catalog.list(job)?)
+    }
+
+    /// Lists a part of the checkpoints, as the catalog has them.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    pub fn part(&self, part: &ListPart) -> Result<control::Checkpoints, StoreError> {
+        Ok(self.catalog.part(part)?)
+    }
+
+    /// Counts the sealed checkpoints and the parked sessions of the catalog, without reading it.
+    #[must_use]
+    pub fn count(&self) -> (u64, u64) {
+        let kinds = self.stored.kinds();
+        let parked = kinds.get(kind_name(Kind::Parked)).copied().unwrap_or(0);
+        (kinds.values().sum::<u64>() - parked, parked)
+    }
+
+    /// Counts the checkpoints of the region by kind, without reading it; those that the catalog lacks are `unknown`.
+    #[must_use]
+    pub fn count_kinds(&self) -> BTreeMap<String, u64> {
+        let mut kinds = self.stored.kinds();
+        let known = kinds.values().sum::<u64>();
+        let unknown = (self.region.count() as u64).saturating_sub(known);
+        kinds.insert("unknown".to_owned(), unknown);
+        kinds
     }
 
     /// Returns the catalog's record of a job's checkpoint of that generation, or of its newest.

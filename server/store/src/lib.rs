@@ -50,11 +50,12 @@ use permafrost_cooling::CoolingRules;
 use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, Region};
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::manifest::{JobName, Kind, Manifest, Origin, check_restore_options};
+use permafrost_retention::Newest;
 use permafrost_sharing::SharedPages;
 
 use self::jobs::JobLocks;
 use self::parking::{Parking, Quota};
-use crate::catalog::{Catalog, CatalogError, Counted, NamespaceSums, reconcile};
+use crate::catalog::{Catalog, CatalogError, Counted, NamespaceSums, add_missing, remove_stale};
 use permafrost_quotas::Quotas;
 
 pub use adopt::Adoption;
@@ -193,7 +194,8 @@ pub struct Store {
 impl Store {
     /// Opens the store over an open region, and makes the catalog agree with it.
     ///
-    /// Cost: a manifest read for every checkpoint that the catalog lacks.
+    /// Cost: a pass over the catalog, and a manifest read for every checkpoint that the catalog lacks. The observer
+    /// learns from the newest checkpoints.
     ///
     /// # Errors
     /// The catalog cannot be read or written. A checkpoint whose manifest is damaged is logged and not listed.
@@ -217,7 +219,13 @@ impl Store {
         let half = region.usage().capacity_bytes / 2;
         let gone = gone(&region, &*catalog)?;
         truth.extend(gone.iter().map(|(id, pinned, _)| (id.clone(), *pinned)));
-        let catalog = Counted::new(catalog)?;
+        let catalog = Counted::new(catalog);
+        let mut newest = Newest::default();
+        let (removed, missing) = remove_stale(catalog.inner(), &truth, |record, before| {
+            catalog.count(record, before);
+            newest.add(record);
+        })?;
+        observer.learn_history(&newest.into_records());
         let store = Self {
             region,
             place,
@@ -244,13 +252,13 @@ impl Store {
         for (id, _, reason) in gone {
             store.set_aside_gone(id, reason);
         }
-        let done = reconcile(&*store.catalog, &truth, |id| {
+        let done = add_missing(&*store.catalog, &truth, &missing, |id| {
             let checkpoint = store.checkpoint(id)?;
             let manifest = manifest_of(&checkpoint)?;
             Ok::<_, StoreError>(store.summary(&checkpoint, &manifest))
         })?;
-        if done.changed > 0 {
-            let changed = done.changed;
+        let changed = removed + done.changed;
+        if changed > 0 {
             tracing::info!(changed, "catalog made to agree with the region");
         }
         for (id, error) in &done.unreadable {

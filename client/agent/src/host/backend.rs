@@ -139,11 +139,11 @@ pub trait Backend: Send + Sync + 'static {
         images: OwnedFd,
     ) -> Result<control::Checkpoint, control::Error>;
 
-    /// Lists the checkpoints of a job, or all with an empty name.
+    /// Lists a part of the checkpoints.
     ///
     /// # Errors
     /// No such job.
-    fn list(&self, list: &request::List) -> Result<Vec<control::Checkpoint>, control::Error>;
+    fn list(&self, list: &request::List) -> Result<control::Checkpoints, control::Error>;
 
     /// Returns one checkpoint with all details.
     ///

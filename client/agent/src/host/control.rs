@@ -139,9 +139,7 @@ impl<B: Backend> Handler<'_, B> {
             request::Body::Adopt(adopt) => {
                 reply::Body::Checkpoint(backend.adopt(adopt, descriptor()?)?)
             }
-            request::Body::List(list) => reply::Body::Checkpoints(control::Checkpoints {
-                checkpoints: backend.list(&list)?,
-            }),
+            request::Body::List(list) => reply::Body::Checkpoints(backend.list(&list)?),
             request::Body::Show(show) => reply::Body::Detail(backend.show(&show)?),
             request::Body::Remove(remove) => reply::Body::Done(control::Done {
                 count: backend.remove(&remove)?,

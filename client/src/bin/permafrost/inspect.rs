@@ -20,16 +20,20 @@ pub(crate) struct LsArguments {
     /// Only parked sessions: dumps that CRIU closed and nobody has adopted.
     #[arg(long)]
     pub(crate) parked: bool,
+    /// Only jobs of this namespace.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) namespace: Option<String>,
+    /// List so many at most, and where to go on. Default: all.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) limit: Option<u64>,
+    /// Go on behind this one: JOB@GEN, or a parked session.
+    #[arg(long, value_name = "LAST")]
+    pub(crate) after: Option<String>,
 }
 
 pub(crate) fn ls(context: &Context, arguments: &LsArguments) -> Result<(), Failure> {
-    let mut checkpoints = context.connect()?.call(request::List {
-        job: arguments.job.clone().unwrap_or_default(),
-    })?;
+    let checkpoints = list(context, arguments)?;
     if arguments.parked {
-        checkpoints
-            .checkpoints
-            .retain(|checkpoint| checkpoint.kind == "parked");
         return context.print(&checkpoints, |parked| match parked.checkpoints.len() {
             0 => "no parked sessions\n".to_owned(),
             _ => human_parked(&parked.checkpoints),
@@ -42,6 +46,33 @@ pub(crate) fn ls(context: &Context, arguments: &LsArguments) -> Result<(), Failu
         );
     }
     context.print(&checkpoints, human_list)
+}
+
+/// Asks for one part of the list after the other.
+fn list(context: &Context, arguments: &LsArguments) -> Result<Checkpoints, Failure> {
+    let mut list = request::List {
+        job: arguments.job.clone().unwrap_or_default(),
+        namespace: arguments.namespace.clone().unwrap_or_default(),
+        parked: arguments.parked,
+        limit: arguments.limit.unwrap_or(0),
+        after: arguments.after.clone().unwrap_or_default(),
+    };
+    let mut all = Checkpoints::default();
+    loop {
+        let part = context.connect()?.call(list.clone())?;
+        let records = part.checkpoints.into_iter();
+        // A daemon of an earlier version sends all.
+        all.checkpoints
+            .extend(records.filter(|record| !list.parked || record.kind == "parked"));
+        all.next = part.next;
+        let listed = all.checkpoints.len() as u64;
+        let left = arguments.limit.map(|limit| limit.saturating_sub(listed));
+        if all.next.is_empty() || left == Some(0) {
+            return Ok(all);
+        }
+        list.limit = left.unwrap_or(0);
+        list.after.clone_from(&all.next);
+    }
 }
 
 fn human_list(list: &Checkpoints) -> String {
@@ -87,6 +118,9 @@ fn human_list(list: &Checkpoints) -> String {
     }
     if text.is_empty() {
         text.push_str("no checkpoints\n");
+    }
+    if !list.next.is_empty() {
+        text.push_str(&format!("there are more: --after {}\n", list.next));
     }
     text
 }

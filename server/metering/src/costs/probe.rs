@@ -87,8 +87,6 @@ enum NoProbe {
     Write(#[from] ShadowError),
     #[error("{0}")]
     Link(String),
-    #[error("read the catalog: {0}")]
-    Catalog(String),
 }
 
 /// Probes channels that were not measured for a period.
@@ -252,14 +250,14 @@ impl Prober {
 
     /// Reads pages of the largest checkpoint here, and verifies them, as a restore does.
     fn read(&self) -> Result<ScrubDone, NoProbe> {
-        let held = self.store.everything();
-        let held = held.map_err(|error| NoProbe::Catalog(error.to_string()))?;
-        let largest = held.iter().max_by_key(|held| held.bytes);
+        let listed = self.store.region().listed();
+        let largest = listed.iter().max_by_key(|listed| listed.segments);
+        let largest = largest.and_then(|largest| self.store.held_copy(&largest.id.to_string()));
         let largest = largest.ok_or(NoProbe::NothingHeld)?;
         let since = Instant::now();
         let mut bytes = 0;
         let mut interrupted = false;
-        let checked = self.store.check(largest, None, &mut |_, read| {
+        let checked = self.store.check(&largest, None, &mut |_, read| {
             bytes += read;
             interrupted = self.is_busy();
             bytes < PROBE_BYTES && !interrupted

@@ -82,7 +82,7 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
         Seal => [local::Seal { session: text() }],
         Abort => [local::Abort { session: text() }],
         Adopt => [local::Adopt { job: text(), ..Default::default() }],
-        List => [local::List { job: text() }],
+        List => [local::List { job: text(), ..local::List::default() }],
         Show => [local::Show { checkpoint: text() }],
         Remove => [remove(true, true), remove(false, true), remove(true, false), remove(false, false)],
         Pin => [local::Pin { checkpoint: text(), pinned: true }, local::Pin { checkpoint: text(), pinned: false }],

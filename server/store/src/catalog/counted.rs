@@ -1,6 +1,6 @@
 //! A catalog that also counts the stored bytes and checkpoints of each namespace.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -26,42 +26,64 @@ pub(crate) struct Counted {
     sums: Arc<NamespaceSums>,
 }
 
-/// Amount that is stored in each namespace.
+/// Amount that is stored in each namespace, and number of records of each kind.
 #[derive(Debug, Default)]
-pub(crate) struct NamespaceSums(Mutex<HashMap<String, Stored>>);
+pub(crate) struct NamespaceSums(Mutex<Sums>);
+
+#[derive(Debug, Default)]
+struct Sums {
+    namespaces: HashMap<String, Stored>,
+    kinds: BTreeMap<String, u64>,
+}
 
 impl NamespaceSums {
     /// Returns how much is stored in a namespace.
     pub(crate) fn stored(&self, namespace: &str) -> Stored {
-        self.sums().get(namespace).copied().unwrap_or_default()
+        self.sums()
+            .namespaces
+            .get(namespace)
+            .copied()
+            .unwrap_or_default()
     }
 
     /// Returns the namespaces in which something is stored, in no order.
     pub(crate) fn namespaces(&self) -> Vec<String> {
-        self.sums().keys().cloned().collect()
+        self.sums().namespaces.keys().cloned().collect()
     }
 
-    fn sums(&self) -> MutexGuard<'_, HashMap<String, Stored>> {
+    /// Returns the number of records of each kind.
+    pub(crate) fn kinds(&self) -> BTreeMap<String, u64> {
+        self.sums().kinds.clone()
+    }
+
+    fn sums(&self) -> MutexGuard<'_, Sums> {
         self.0.lock()
     }
 }
 
 impl Counted {
-    /// Creates the catalog and counts the stored records. Cost: one pass over the index.
-    pub(crate) fn new(inner: Box<dyn Catalog>) -> Result<Self, CatalogError> {
-        let mut stored = HashMap::new();
-        // By job and generation: each counts behind the one before.
-        let mut around = Around::default();
-        for record in inner.list(None)? {
-            let is_of_job = |older: &Checkpoint| record.generation > 0 && older.job == record.job;
-            around.older = around.older.filter(is_of_job);
-            add(&mut stored, &record, &around);
-            around.older = Some(record);
-        }
-        Ok(Self {
+    /// Creates the catalog, without its stored records: each of them is to be counted by [`Counted::count`].
+    pub(crate) fn new(inner: Box<dyn Catalog>) -> Self {
+        Self {
             inner,
-            sums: Arc::new(NamespaceSums(Mutex::new(stored))),
-        })
+            sums: Arc::default(),
+        }
+    }
+
+    /// Returns the catalog that is counted.
+    pub(crate) fn inner(&self) -> &dyn Catalog {
+        &*self.inner
+    }
+
+    /// Counts a stored record: they come by job and generation, parked ones last. `before` is the one before.
+    pub(crate) fn count(&self, record: &Checkpoint, before: Option<Checkpoint>) {
+        // Each counts behind the one before of its job.
+        let is_of_job = |older: &Checkpoint| record.generation > 0 && older.job == record.job;
+        let around = Around {
+            older: before.filter(is_of_job),
+            newer: None,
+        };
+        add(&mut self.sums.sums(), record, &around);
     }
 
     /// Returns the sums, which this catalog keeps up to date.
@@ -94,12 +116,12 @@ impl Counted {
             generation => self.inner.around(&record.job, generation)?,
         };
         change()?;
-        let mut stored = self.sums.sums();
+        let mut sums = self.sums.sums();
         if let Some(before) = &before {
-            subtract(&mut stored, before, &around);
+            subtract(&mut sums, before, &around);
         }
         if let Some(now) = now {
-            add(&mut stored, now, &around);
+            add(&mut sums, now, &around);
         }
         Ok(())
     }
@@ -124,27 +146,31 @@ fn counts(record: &Checkpoint, around: &Around) -> (u64, u64, u64) {
 }
 
 /// Adds a record to the sums. Parked pages without a job are in no namespace.
-fn add(stored: &mut HashMap<String, Stored>, record: &Checkpoint, around: &Around) {
+fn add(sums: &mut Sums, record: &Checkpoint, around: &Around) {
+    *sums.kinds.entry(record.kind.clone()).or_default() += 1;
     if let Ok(namespace) = namespace_of(&record.job) {
         let (own, with, without) = counts(record, around);
-        let sum = stored.entry(namespace.to_owned()).or_default();
+        let sum = sums.namespaces.entry(namespace.to_owned()).or_default();
         let bytes = sum.bytes.saturating_sub(without);
         sum.bytes = bytes.saturating_add(own).saturating_add(with);
         sum.checkpoints += 1;
     }
 }
 
-fn subtract(stored: &mut HashMap<String, Stored>, record: &Checkpoint, around: &Around) {
+fn subtract(sums: &mut Sums, record: &Checkpoint, around: &Around) {
+    if let Some(count) = sums.kinds.get_mut(&record.kind) {
+        *count = count.saturating_sub(1);
+    }
     let Ok(namespace) = namespace_of(&record.job) else {
         return;
     };
-    if let Some(sum) = stored.get_mut(namespace) {
+    if let Some(sum) = sums.namespaces.get_mut(namespace) {
         let (own, with, without) = counts(record, around);
         let bytes = sum.bytes.saturating_sub(own).saturating_sub(with);
         sum.bytes = bytes.saturating_add(without);
         sum.checkpoints = sum.checkpoints.saturating_sub(1);
         if sum.checkpoints == 0 {
-            stored.remove(namespace);
+            sums.namespaces.remove(namespace);
         }
     }
 }
@@ -176,6 +202,14 @@ impl Catalog for Counted {
 
     fn list(&self, job: Option<&str>) -> Result<Vec<Checkpoint>, CatalogError> {
         self.inner.list(job)
+    }
+
+    fn visit_sealed(
+        &self,
+        after: (&str, u64),
+        visit: &mut dyn FnMut(Checkpoint) -> bool,
+    ) -> Result<(), CatalogError> {
+        self.inner.visit_sealed(after, visit)
     }
 
     fn all_parked(&self) -> Result<Vec<Checkpoint>, CatalogError> {
@@ -214,6 +248,16 @@ mod tests {
         }
     }
 
+    fn counted(inner: Box<dyn Catalog>) -> Counted {
+        let counted = Counted::new(inner);
+        let mut before = None;
+        for record in counted.inner().list(None).unwrap() {
+            counted.count(&record, before);
+            before = Some(record);
+        }
+        counted
+    }
+
     fn stored(bytes: u64, checkpoints: u64) -> Stored {
         Stored { bytes, checkpoints }
     }
@@ -229,7 +273,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("catalog");
             let (sled, _) = SledCatalog::open_or_replace(&path).unwrap();
-            let counted = Counted::new(Box::new(sled)).unwrap();
+            let counted = counted(Box::new(sled));
             for generation in 1..=4 {
                 counted.put(&delta(generation)).unwrap();
             }
@@ -239,8 +283,13 @@ mod tests {
             }
             let sums = counted.sums().stored("a");
             // Counted anew from the records it is the same.
-            let again = Counted::new(counted.inner).unwrap();
+            let kinds = counted.sums().kinds();
+            let again = super::tests::counted(counted.inner);
             assert_eq!(again.sums().stored("a"), sums);
+            assert_eq!(
+                again.sums().kinds().values().sum::<u64>(),
+                kinds.values().sum::<u64>()
+            );
             sums
         };
         assert_eq!(order(&[1]), stored(96, 3));
@@ -256,7 +305,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (sled, _) = SledCatalog::open_or_replace(&dir.path().join("catalog")).unwrap();
         sled.put(&record("a/x", 1, 10)).unwrap();
-        let counted = Counted::new(Box::new(sled)).unwrap();
+        let counted = counted(Box::new(sled));
         let sums = counted.sums();
         assert_eq!(sums.stored("a"), stored(10, 1));
 

@@ -4,18 +4,21 @@
 //! [`reconcile`] corrects it at every start.
 
 mod counted;
+mod part;
 mod positioned;
 mod reconcile;
 mod sled;
 
 use std::path::PathBuf;
 
-use permafrost_protocol::control::Checkpoint;
+use permafrost_protocol::control::{Checkpoint, Checkpoints};
 
 pub use self::counted::Stored;
 pub(crate) use self::counted::{Counted, NamespaceSums};
+pub use self::part::ListPart;
 pub use self::positioned::Positioned;
 pub use self::reconcile::{Hidden, Reconciled, reconcile};
+pub(crate) use self::reconcile::{add_missing, remove_stale};
 pub use self::sled::{Opened, SledCatalog};
 
 /// An index of checkpoints. Parked ones (no job yet) are found by their session.
@@ -61,6 +64,43 @@ pub trait Catalog: Send + Sync {
     /// # Errors
     /// The index cannot be read.
     fn list(&self, job: Option<&str>) -> Result<Vec<Checkpoint>, CatalogError>;
+
+    /// Passes over the sealed checkpoints behind a job's generation, by job and generation, until `visit` returns
+    /// false. Keeps one in memory at a time; costs nothing for those before.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    fn visit_sealed(
+        &self,
+        after: (&str, u64),
+        visit: &mut dyn FnMut(Checkpoint) -> bool,
+    ) -> Result<(), CatalogError>;
+
+    /// Lists a part of the checkpoints, at a cost that depends on the part; for the checkpoints of the namespace
+    /// `default`, on the number of all.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    fn part(&self, part: &ListPart) -> Result<Checkpoints, CatalogError> {
+        let mut listed = Checkpoints::default();
+        if let Some((job, generation)) = part.sealed_after() {
+            let mut is_complete = false;
+            self.visit_sealed((&job, generation), &mut |record| {
+                let is_last = part.ends_before(&record);
+                is_complete = !part.take(&mut listed, record);
+                !is_complete && !is_last
+            })?;
+            if is_complete {
+                return Ok(listed);
+            }
+        }
+        for record in self.all_parked()? {
+            if !part.take(&mut listed, record) {
+                break;
+            }
+        }
+        Ok(listed)
+    }
 
     /// Lists the parked checkpoints, at a cost that does not depend on the number of others.
     ///

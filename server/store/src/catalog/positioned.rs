@@ -67,6 +67,14 @@ impl Catalog for Positioned {
         self.inner.list(job)
     }
 
+    fn visit_sealed(
+        &self,
+        after: (&str, u64),
+        visit: &mut dyn FnMut(Checkpoint) -> bool,
+    ) -> Result<(), CatalogError> {
+        self.inner.visit_sealed(after, visit)
+    }
+
     fn all_parked(&self) -> Result<Vec<Checkpoint>, CatalogError> {
         self.inner.all_parked()
     }

@@ -30,6 +30,45 @@ pub struct Hidden {
     pub generation: u64,
 }
 
+/// Removes the records of the index that are not of the region's checkpoints, or differ in their pins. Calls `keep` for
+/// each of the others, in the order of the list, with the one before. Returns the number of removed ones, and for each
+/// checkpoint of the region whether the index lacks it.
+pub(crate) fn remove_stale(
+    catalog: &dyn Catalog,
+    truth: &[(String, bool)],
+    mut keep: impl FnMut(&Checkpoint, Option<Checkpoint>),
+) -> Result<(usize, Vec<bool>), CatalogError> {
+    let mut missing = vec![true; truth.len()];
+    let sealed = by_id(truth);
+    let (mut stale, mut before) = (Vec::new(), None);
+    let mut look = |record: Checkpoint| {
+        match sealed.get(record.id.as_str()) {
+            Some(&(order, pinned)) if pinned == record.pinned => {
+                missing[order] = false;
+                keep(&record, before.take());
+                before = Some(record);
+            }
+            _ => stale.push(record),
+        }
+        true
+    };
+    catalog.visit_sealed(("", 0), &mut look)?;
+    for record in catalog.all_parked()? {
+        look(record);
+    }
+    for record in &stale {
+        catalog.remove(record)?;
+    }
+    Ok((stale.len(), missing))
+}
+
+fn by_id(truth: &[(String, bool)]) -> HashMap<&str, (usize, bool)> {
+    let in_order = truth.iter().enumerate();
+    in_order
+        .map(|(order, (id, pinned))| (id.as_str(), (order, *pinned)))
+        .collect()
+}
+
 /// Makes the index agree with the region: `truth` are the region's checkpoints in the order of their seals, by
 /// id and whether pinned, and `load` reads the summary of one that the index lacks or has with other contents.
 ///
@@ -41,28 +80,30 @@ pub struct Hidden {
 pub fn reconcile<E>(
     catalog: &dyn Catalog,
     truth: &[(String, bool)],
+    load: impl FnMut(&str) -> Result<Checkpoint, E>,
+) -> Result<Reconciled<E>, CatalogError> {
+    let (removed, missing) = remove_stale(catalog, truth, |_, _| ())?;
+    let mut done = add_missing(catalog, truth, &missing, load)?;
+    done.changed += removed;
+    Ok(done)
+}
+
+/// Adds the checkpoints that the index lacks, as `missing` says of each.
+pub(crate) fn add_missing<E>(
+    catalog: &dyn Catalog,
+    truth: &[(String, bool)],
+    missing: &[bool],
     mut load: impl FnMut(&str) -> Result<Checkpoint, E>,
 ) -> Result<Reconciled<E>, CatalogError> {
-    let sealed: HashMap<&str, (usize, bool)> = truth
-        .iter()
-        .enumerate()
-        .map(|(order, (id, pinned))| (id.as_str(), (order, *pinned)))
-        .collect();
-    let mut missing = vec![true; truth.len()];
     let mut done = Reconciled {
         changed: 0,
         unreadable: Vec::new(),
         hidden: Vec::new(),
     };
-    for record in catalog.list(None)? {
-        match sealed.get(record.id.as_str()) {
-            Some(&(order, pinned)) if pinned == record.pinned => missing[order] = false,
-            _ => {
-                catalog.remove(&record)?;
-                done.changed += 1;
-            }
-        }
+    if !missing.contains(&true) {
+        return Ok(done);
     }
+    let sealed = by_id(truth);
     for (order, (id, _)) in truth
         .iter()
         .enumerate()

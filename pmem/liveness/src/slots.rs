@@ -2,25 +2,33 @@
 
 use permafrost_medium::convert::to_usize;
 
-use crate::geometry::reserved_slots;
+/// Slots from which on one is kept free of dumps, for cleaning. Smaller media are cleaned while a slot is free.
+const SLOTS_WITH_RESERVE: u32 = 64;
+
+/// Number of free slots, of so many on a medium, that dumps leave to cleaning.
+#[must_use]
+pub fn reserved_slots(slots: u32) -> u32 {
+    u32::from(slots >= SLOTS_WITH_RESERVE)
+}
 
 /// Reference counts of one medium's slots, and a bitmap of the free ones.
 #[derive(Default)]
-pub(super) struct MediumSlots {
+pub struct MediumSlots {
     /// For each slot, the held segments in it, and the holds on the slot itself.
-    pub(super) occupants: Vec<u32>,
+    pub occupants: Vec<u32>,
     /// Bitmap with one bit a slot, set if the slot is free.
-    pub(super) free_bits: Vec<u64>,
-    pub(super) free: u32,
+    pub free_bits: Vec<u64>,
+    /// Number of free slots.
+    pub free: u32,
     /// Slots with a lost page, which stay occupied with nothing in them.
-    pub(super) retired: u32,
+    pub retired: u32,
     /// First word that may have a free slot: no word before it has one.
     search_from: usize,
 }
 
 impl MediumSlots {
     /// Adds free slots, so that there are `slots`.
-    pub(super) fn extend(&mut self, slots: u32) {
+    pub fn extend(&mut self, slots: u32) {
         let (from, to) = (self.occupants.len(), to_usize(u64::from(slots)));
         if to <= from {
             return;
@@ -40,7 +48,7 @@ impl MediumSlots {
 
     /// Occupies the lowest free slot: low ones first keeps extents long, and reuses the memory that a tmpfs has already
     /// mapped.
-    pub(super) fn take(&mut self) -> Option<u32> {
+    pub fn take(&mut self) -> Option<u32> {
         for (word, bits) in self.free_bits.iter().enumerate().skip(self.search_from) {
             if *bits != 0 {
                 self.search_from = word;
@@ -54,7 +62,8 @@ impl MediumSlots {
         None
     }
 
-    pub(super) fn occupy(&mut self, slot: u32) {
+    /// Adds an occupant of a slot.
+    pub fn occupy(&mut self, slot: u32) {
         let index = to_usize(u64::from(slot));
         // A medium that is gone has no slots.
         let Some(occupants) = self.occupants.get_mut(index) else {
@@ -67,7 +76,8 @@ impl MediumSlots {
         }
     }
 
-    pub(super) fn vacate(&mut self, slot: u32) {
+    /// Removes an occupant of a slot, which is free without one.
+    pub fn vacate(&mut self, slot: u32) {
         let index = to_usize(u64::from(slot));
         let Some(occupants) = self.occupants.get_mut(index) else {
             return;
@@ -80,32 +90,34 @@ impl MediumSlots {
         }
     }
 
-    pub(super) fn count(&self) -> u32 {
+    /// Number of all slots.
+    #[must_use]
+    pub fn count(&self) -> u32 {
         u32::try_from(self.occupants.len()).unwrap_or(u32::MAX)
     }
 
     /// Slots kept free of dumps, for cleaning.
-    pub(super) fn reserved(&self) -> u32 {
+    pub fn reserved(&self) -> u32 {
         reserved_slots(self.count())
     }
 }
 
 /// Slots of a medium, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SlotCounts {
+pub struct SlotCounts {
     /// Number of all slots.
-    pub(crate) slots: u32,
+    pub slots: u32,
     /// Free ones, those that are kept for cleaning included.
-    pub(crate) free: u32,
+    pub free: u32,
     /// Those kept for cleaning.
-    pub(crate) reserved: u32,
+    pub reserved: u32,
     /// Those with a lost page, which nothing is in.
-    pub(crate) retired: u32,
+    pub retired: u32,
 }
 
 impl SlotCounts {
     /// Slots with segments, or kept for a reader.
-    pub(crate) fn used(self) -> u32 {
+    pub fn used(self) -> u32 {
         self.slots - self.free - self.retired
     }
 }
