@@ -68,7 +68,7 @@ impl Found {
     }
 }
 
-/// What was found, in short.
+/// Nodes and runs of pages of a [`Found`].
 #[derive(Debug)]
 struct Remembered {
     nodes: Box<[NodeKey]>,
