@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use permafrost_agent::remote::{Holders, RemoteCheckpoint};
-use permafrost_protocol::control;
+use permafrost_protocol::control::{self, ErrorCode, ReportedError as _};
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::message::FetchOpened;
 use permafrost_store::{ContentDigest, Fetch, MissingObject, StoreError, digest_of};
@@ -91,8 +91,13 @@ impl ClusteredStore {
         opened.map_err(StoreError::Elsewhere)
     }
 
-    /// Reports that this node's copy is damaged: to the log, and to the scrub.
+    /// Reports that this node's copy is damaged: to the log, and to the scrub. A copy in a cold tier that is away, or
+    /// that there is no room to recall, is not.
     pub fn report_damage(&self, checkpoint: &str, error: &StoreError) {
+        if matches!(error.code(), ErrorCode::Unavailable | ErrorCode::NoSpace) {
+            tracing::warn!(checkpoint, %error, "the copy on this node cannot be read now");
+            return;
+        }
         tracing::error!(checkpoint, %error, "the copy on this node is damaged");
         self.suspect(checkpoint);
     }
