@@ -8,8 +8,8 @@
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
+use permafrost_catalog::{Catalog, SledCatalog};
 use permafrost_protocol::control::Checkpoint;
-use permafrost_store::catalog::{Catalog, SledCatalog};
 use tempfile::TempDir;
 
 const JOBS: u64 = 100;

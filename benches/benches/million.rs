@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use permafrost_benches::noise;
+use permafrost_catalog::{Catalog, ListPart, Positioned, SledCatalog};
 use permafrost_pmem::{CheckpointId, FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::control::request;
 use permafrost_protocol::manifest::{AddressSpace, Kind, Manifest, VERSION};
-use permafrost_store::catalog::{Catalog, ListPart, Positioned, SledCatalog};
 use permafrost_store::{RegionLocation, Store, StoreParts};
 use prost::Message;
 

@@ -98,6 +98,14 @@ impl Allocator {
         self.tail_keys.retain(|&segment, _| keep(segment));
     }
 
+    /// Forgets the tails of segments with those keys: nothing is appended to them from now on.
+    pub(crate) fn forget_tails_of(&mut self, keys: &[KeyId]) {
+        let goes = |key: &KeyId| keys.contains(key);
+        self.tails
+            .retain(|(_, key, _), _| !key.as_ref().is_some_and(goes));
+        self.tail_keys.retain(|_, key| !goes(key));
+    }
+
     /// Takes the first tail on a medium whose segment has that key.
     fn next_tail(&mut self, medium: usize, key: Option<KeyId>) -> Option<(SegmentNo, u32)> {
         let mut suitable = self.tails.range((medium, key, SegmentNo(0))..);

@@ -27,9 +27,10 @@ use zerocopy::little_endian::{U32, U64};
 
 use crate::alloc::{Lease, SlotHold};
 use crate::checkpoint::{CopyId, StoredCheckpoint};
+use crate::encrypted::KeyChange;
 use crate::error::{CleanError, SegmentPlace};
 use crate::geometry::Geometry;
-use crate::ids::{CheckpointId, SegmentNo, SlotNo};
+use crate::ids::{CheckpointId, PageNo, SegmentNo, SlotNo};
 use crate::layout::{PackedHeader, StoredPages};
 use crate::map::MapRoot;
 use crate::region::Region;
@@ -48,11 +49,15 @@ const SPARSE_QUARTERS: u64 = 3;
 /// Live pages of a region, and the slots that are worth cleaning. Holds all segments that were in use when it was made,
 /// so it should not be kept for long.
 pub struct Survey {
-    live: HashMap<SegmentNo, StoredPages>,
+    pub(crate) live: HashMap<SegmentNo, StoredPages>,
     /// Those of them that opening, listing and surveys read: roots, manifests and map nodes.
     nodes: HashMap<SegmentNo, StoredPages>,
     /// Segments that a dump is writing to, or may go on with.
     growing: HashSet<SegmentNo>,
+    /// Pages of roots, with the number that each is encrypted under.
+    pub(crate) roots: HashMap<PageNo, PageNo>,
+    /// Keys that segments are to be moved away from.
+    pub(crate) keys: Vec<KeyId>,
     /// Sparse slots with the segments in them: by medium, and of each the sparsest one last.
     sparse: Vec<SparseSlot>,
     used_bytes: u64,
@@ -61,8 +66,11 @@ pub struct Survey {
     _leases: Vec<Arc<Lease>>,
 }
 
+/// Pages of roots, with the number that each is encrypted under.
+type RootPages = HashMap<PageNo, PageNo>;
+
 /// A slot that is worth cleaning.
-struct SparseSlot {
+pub(crate) struct SparseSlot {
     /// Medium that the slot is on.
     medium: usize,
     segments: Vec<SegmentNo>,
@@ -74,6 +82,16 @@ struct SparseSlot {
 struct PackedSize {
     pages: u32,
     header_bytes: u64,
+}
+
+impl SparseSlot {
+    pub(crate) fn medium(&self) -> usize {
+        self.medium
+    }
+
+    pub(crate) fn segments(&self) -> usize {
+        self.segments.len()
+    }
 }
 
 impl PackedSize {
@@ -158,6 +176,16 @@ impl Region {
     /// `None` if it cannot be read. Reads the maps of checkpoints that no survey has read before, of these the nodes
     /// that no other checkpoint has.
     pub fn survey(&self, roots: &dyn Fn(&Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>>) -> Survey {
+        self.survey_keys(roots, &[])
+    }
+
+    /// Finds the live pages as [`survey`](Self::survey) does, so that segments with those keys can be moved to another
+    /// one.
+    pub fn survey_keys(
+        &self,
+        roots: &dyn Fn(&Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>>,
+        keys: &[KeyId],
+    ) -> Survey {
         let space = self.space();
         let mut known = self.liveness();
         // Their segments are held from here on.
@@ -167,6 +195,7 @@ impl Region {
         known.retain_segments(|segment| !allocator.is_free(segment));
         drop(allocator);
         let (mut live, mut nodes, mut leases) = (HashMap::new(), HashMap::new(), Vec::new());
+        let mut root_pages = HashMap::new();
         let mut holders: HashMap<SegmentNo, u32> = HashMap::new();
         let mut unknown: HashSet<SegmentNo> = HashSet::new();
         for (order, (id, lease)) in listed {
@@ -174,7 +203,8 @@ impl Region {
                 *holders.entry(segment).or_default() += 1;
                 live.entry(segment).or_insert_with(StoredPages::default);
             }
-            if !known.has(order) && !self.remember((order, id), roots, &mut known) {
+            let is_known = known.has(order) || self.remember((order, id), roots, &mut known);
+            if !is_known || !keys.is_empty() && !self.add_root_pages((order, id), &mut root_pages) {
                 unknown.extend(lease.segments());
             }
             leases.push(lease);
@@ -191,6 +221,7 @@ impl Region {
         };
         unknown.extend(holders.iter().filter_map(others));
         // Under the same lock: nothing is appended any more to a segment that may be moved.
+        allocator.forget_tails_of(keys);
         allocator.retain_tails(|segment| {
             let size = live.get(&segment).map(PackedSize::of);
             unknown.contains(&segment) || size.is_none_or(|size| !size.is_sparse(&space.geometry))
@@ -211,12 +242,32 @@ impl Region {
             live,
             nodes,
             growing,
+            roots: root_pages,
+            keys: keys.to_vec(),
             sparse: Vec::new(),
             _leases: leases,
         };
         survey.live.retain(|segment, _| !unknown.contains(segment));
         survey.find_sparse(space);
         survey
+    }
+
+    /// Returns a copy of a checkpoint, unless another one has taken its place.
+    fn listed_copy(&self, order: u64, id: CheckpointId) -> Option<Arc<StoredCheckpoint>> {
+        let checkpoint = self.checkpoint(id);
+        checkpoint.filter(|found| found.copy_id() == CopyId::new(order))
+    }
+
+    /// Notes the pages of a checkpoint's root; returns false if it cannot be read.
+    fn add_root_pages(&self, (order, id): (u64, CheckpointId), root_pages: &mut RootPages) -> bool {
+        let checkpoint = self.listed_copy(order, id);
+        let Some(Ok(pages)) = checkpoint.map(|checkpoint| checkpoint.root_pages()) else {
+            return false;
+        };
+        for page in pages {
+            root_pages.extend([(page, page), (page.plus(1), page)]);
+        }
+        true
     }
 
     /// Finds and remembers the live pages of a checkpoint; returns false if its root or a map cannot be read, or it is
@@ -227,9 +278,7 @@ impl Region {
         roots: &dyn Fn(&Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>>,
         known: &mut Liveness,
     ) -> bool {
-        let checkpoint = self.checkpoint(id);
-        let checkpoint = checkpoint.filter(|found| found.copy_id() == CopyId::new(order));
-        let Some(checkpoint) = checkpoint else {
+        let Some(checkpoint) = self.listed_copy(order, id) else {
             return false;
         };
         let (Some(roots), Ok(pages)) = (roots(&checkpoint), checkpoint.root_pages()) else {
@@ -265,7 +314,7 @@ impl Region {
                 cleaned.done = true;
                 break;
             };
-            let done = self.move_batch(survey, medium, &batch)?;
+            let done = self.move_batch(survey, medium, &batch, None)?;
             cleaned.slots += done.slots;
             cleaned.written_bytes += done.written_bytes;
             cleaned.damaged_segments += done.damaged_segments;
@@ -273,12 +322,14 @@ impl Region {
         Ok(cleaned)
     }
 
-    /// Packs the segments of sparse slots of a medium into a free one: there, or on another one if it has none.
-    fn move_batch(
+    /// Packs the segments of sparse slots of a medium into a free one, as they are or under another key: there, or on
+    /// another one if it has none.
+    pub(crate) fn move_batch(
         &self,
         survey: &Survey,
         medium: usize,
         batch: &[SparseSlot],
+        change: Option<&KeyChange<'_>>,
     ) -> Result<Cleaned, CleanError> {
         let space = self.space();
         let others = space.allocator().order().to_vec();
@@ -302,7 +353,8 @@ impl Region {
                 let Some(live) = survey.live.get(&segment) else {
                     continue;
                 };
-                if !copy_packed(space, segment, live, (header_at, pages_at), &mut flushed)? {
+                let place = (header_at, pages_at);
+                if !copy_packed(space, segment, live, place, change, &mut flushed)? {
                     cleaned.damaged_segments += 1;
                     whole = false;
                     continue;
@@ -421,6 +473,34 @@ impl Survey {
         });
     }
 
+    /// Divides segments into batches, each of which fits into one slot of the medium that its first segment is on.
+    pub(crate) fn batches(&self, space: &Space, segments: &[SegmentNo]) -> Vec<SparseSlot> {
+        let pages = u64::from(space.geometry.segment_pages());
+        let mut batches: Vec<SparseSlot> = Vec::new();
+        for &segment in segments {
+            let (Some(live), Some(slot)) = (self.live.get(&segment), space.table.slot(segment))
+            else {
+                continue;
+            };
+            let (size, medium) = (PackedSize::of(live), slot.medium());
+            let fits = |last: &&mut SparseSlot| {
+                last.medium == medium && last.size.plus(size).all_pages() <= pages
+            };
+            match batches.last_mut().filter(fits) {
+                Some(last) => {
+                    last.segments.push(segment);
+                    last.size = last.size.plus(size);
+                }
+                None => batches.push(SparseSlot {
+                    medium,
+                    segments: vec![segment],
+                    size,
+                }),
+            }
+        }
+        batches
+    }
+
     /// Takes the sparsest slots of a medium whose segments fit together into one; `None` if that frees no slot of any.
     fn next_batch(&mut self, space: &Space) -> Option<(usize, Vec<SparseSlot>)> {
         let pages = u64::from(space.geometry.segment_pages());
@@ -442,13 +522,14 @@ impl Survey {
     }
 }
 
-/// Writes a segment's header and its live pages to their places, and flushes the pages. Returns false if one of them is
-/// damaged: such a segment stays where it is, to be healed or salvaged.
+/// Writes a segment's header and its live pages to their places, and flushes the pages: as they are, or under another
+/// key. Returns false if one of them is damaged: such a segment stays where it is, to be healed or salvaged.
 fn copy_packed(
     space: &Space,
     segment: SegmentNo,
     live: &StoredPages,
     (header_at, pages_at): (u64, u64),
+    change: Option<&KeyChange<'_>>,
     flushed: &mut Flushed,
 ) -> io::Result<bool> {
     let mut crcs = Vec::new();
@@ -457,15 +538,22 @@ fn copy_packed(
     let Ok(key) = key else {
         return Ok(false);
     };
+    let key = change.map_or(key, |change| Some(change.to.id));
     for (page, at) in live.iter().zip((pages_at..).step_by(PAGE_SIZE)) {
         let place = SegmentPlace { segment, page };
-        let Ok(content) = space.read_page(place) else {
+        let Ok(mut content) = space.read_page(place) else {
             return Ok(false);
         };
         let crc = crc32fast::hash(content.as_slice());
         let read = space.read_crcs(place, 1, &mut crcs);
         if read.is_err() || crcs.last().map(|crc| crc.get()) != Some(crc) {
             return Ok(false);
+        }
+        if let Some(change) = change {
+            change.apply(space.geometry.page_no(segment, page), &mut content);
+            let crc = crc32fast::hash(content.as_slice());
+            crcs.pop();
+            crcs.push(U32::new(crc));
         }
         // SAFETY: the slot is held by this move alone, and no entry names it: nobody reads it.
         unsafe { space.medium.write_streaming(at, content.as_slice())? };

@@ -4,19 +4,24 @@
 //! keys their generations were written under, and a change of keys moves segments, as cleaning does. The header where a
 //! segment is says which key its pages have there, so place and key are always found together.
 
+use std::collections::HashMap;
 use std::mem::offset_of;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::error::{SegmentError, SegmentPlace, ShadowError};
+use crate::clean::Survey;
+use crate::error::{CleanError, SegmentError, SegmentPlace, ShadowError};
 use crate::ids::{PageNo, SegmentNo};
-use crate::layout::SegmentHeader;
+use crate::layout::{RootPage, SegmentHeader};
+use crate::region::Region;
+use crate::root::encrypted_parts;
 use crate::space::Space;
 use crate::table::Position;
 use crate::{PAGE_BYTES, PAGE_SIZE};
 use permafrost_cipher::{BLOCK_BYTES, KeyId, Keyring, PageCipher, UnknownKey};
 use permafrost_medium::Medium;
-use permafrost_medium::convert::to_u64;
+use permafrost_medium::convert::{to_u64, to_usize};
+use zerocopy::FromBytes;
 
 /// All bytes of a page.
 pub(crate) const WHOLE_PAGE: Range<usize> = 0..PAGE_SIZE;
@@ -134,6 +139,113 @@ impl Space {
         cipher.decrypt_part(number.0, first, blocks);
         into.copy_from_slice(&page[offset..offset + into.len()]);
         Ok(())
+    }
+}
+
+/// Change of the key of pages.
+pub(crate) struct KeyChange<'a> {
+    from: Arc<PageCipher>,
+    pub(crate) to: &'a Encryption,
+    /// Pages of roots, with the number that each is encrypted under.
+    roots: &'a HashMap<PageNo, PageNo>,
+}
+
+impl KeyChange<'_> {
+    /// Encrypts a stored page with the other key.
+    pub(crate) fn apply(&self, number: PageNo, page: &mut [u8; PAGE_SIZE]) {
+        let Some(&first) = self.roots.get(&number) else {
+            self.from.decrypt(number.0, page);
+            self.to.apply(number, &[WHOLE_PAGE], page);
+            return;
+        };
+        let Ok(root) = RootPage::ref_from_bytes(page) else {
+            return;
+        };
+        for part in encrypted_parts(root) {
+            self.from
+                .decrypt_part(first.0, part.start, &mut page[part.clone()]);
+            self.to.apply(first, &[part], page);
+        }
+    }
+}
+
+/// Result of a step of [`Region::change_keys`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reencrypted {
+    /// Segments that were moved.
+    pub segments: u64,
+    /// Bytes written: moved pages and their headers.
+    pub written_bytes: u64,
+    /// Segments that have such a key and cannot be moved now: dumps are writing to them, pages of them are damaged, or
+    /// checkpoints that refer to them are locked or damaged.
+    pub left_segments: u64,
+    /// True if nothing more can be moved now.
+    pub done: bool,
+}
+
+impl Region {
+    /// Counts the segments in use by their keys.
+    #[must_use]
+    pub fn segments_by_key(&self) -> HashMap<KeyId, u64> {
+        let mut counts = HashMap::new();
+        for segment in self.held_segments() {
+            if let Some(key) = self.space().key_of(segment) {
+                *counts.entry(key).or_default() += 1;
+            }
+        }
+        counts
+    }
+
+    fn held_segments(&self) -> impl Iterator<Item = SegmentNo> {
+        let space = self.space();
+        let is_held = |segment: &SegmentNo| !space.allocator().is_free(*segment);
+        (0..space.table.len()).map(SegmentNo).filter(is_held)
+    }
+
+    /// Moves segments with the keys of a survey ([`Region::survey_keys`]), about `max_bytes` of pages: under the key `to`
+    /// from then on. Dumps and readers go on meanwhile. A crash leaves each segment with the one or the other key, whole.
+    ///
+    /// # Errors
+    /// [`CleanError`]; nothing is lost, and what was moved before stays moved.
+    pub fn change_keys(
+        &self,
+        survey: &Survey,
+        to: KeyId,
+        max_bytes: u64,
+    ) -> Result<Reencrypted, CleanError> {
+        let space = self.space();
+        let to = Encryption::of(&space.keys, to).map_err(|_| CleanError::Locked { key: to })?;
+        let (mut changed, mut left) = (Reencrypted::default(), 0);
+        for &key in survey.keys.iter().filter(|key| **key != to.id) {
+            let has_key = |segment: &SegmentNo| space.key_of(*segment) == Some(key);
+            let mut segments: Vec<_> = self.held_segments().filter(has_key).collect();
+            let Ok(from) = space.keys.get(key) else {
+                left += segments.len();
+                continue;
+            };
+            let change = KeyChange {
+                from,
+                to: &to,
+                roots: &survey.roots,
+            };
+            let before = segments.len();
+            segments.retain(|segment| survey.live.contains_key(segment));
+            left += before - segments.len();
+            for batch in survey.batches(space, &segments) {
+                if changed.written_bytes >= max_bytes {
+                    return Ok(changed);
+                }
+                self.journal().check()?;
+                let segments = to_u64(batch.segments());
+                let done = self.move_batch(survey, batch.medium(), &[batch], Some(&change))?;
+                changed.written_bytes += done.written_bytes;
+                changed.segments += segments - done.damaged_segments;
+                left += to_usize(done.damaged_segments);
+            }
+        }
+        (changed.left_segments, changed.done) = (to_u64(left), true);
+        Ok(changed)
     }
 }
 

@@ -19,6 +19,12 @@ pub enum CleanError {
     /// No slot is free to move segments to.
     #[error("no free space to move segments to: remove a checkpoint first")]
     Full,
+    /// The region was not given the key that segments are to be encrypted with.
+    #[error("key {key} is not here")]
+    Locked {
+        /// Id of the key.
+        key: KeyId,
+    },
     /// The region takes no writes.
     #[error("clean region")]
     Journal(#[from] JournalError),

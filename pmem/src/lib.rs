@@ -51,6 +51,7 @@ pub use checkpoint::{ATTR_PINNED, ATTR_PROVISIONAL, ATTR_PUBLISHED, CopyId, Stor
 pub use clean::{Cleaned, Survey};
 pub use damage::{RegionFailure, UnreadableCheckpoint};
 pub use drain::{Drained, OccupiedSlot};
+pub use encrypted::Reencrypted;
 pub use error::{
     BlobError, CleanError, CloseError, FormatError, GrowError, HealError, MapFault, MediaError,
     OpenError, PageError, SealError, ShadowError, SuperblockFault,

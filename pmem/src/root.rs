@@ -299,7 +299,7 @@ fn manifest_at(
 }
 
 /// Returns the parts of a root page that are encrypted, if it is: the nodes, and what is behind the extents.
-fn encrypted_parts(root: &RootPage) -> [Range<usize>; 2] {
+pub(crate) fn encrypted_parts(root: &RootPage) -> [Range<usize>; 2] {
     let clamped = |offset: usize| offset.min(PAGE_SIZE);
     if root.encrypted == U32::ZERO {
         return [0..0, 0..0];

@@ -100,7 +100,19 @@ fn checkpoint(region: &Region, id: u64) -> Arc<StoredCheckpoint> {
 }
 
 fn root_of(checkpoint: &Arc<StoredCheckpoint>) -> Option<MapRoot> {
-    MapRoot::try_from(&checkpoint.manifest().ok()?[..32]).ok()
+    MapRoot::try_from(checkpoint.manifest().ok()?.get(..32)?).ok()
+}
+
+/// Map roots for a survey: a manifest that is shorter than one names none.
+fn roots(checkpoint: &Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>> {
+    let manifest = checkpoint.manifest().ok()?;
+    Some(
+        manifest
+            .get(..32)
+            .and_then(|_| root_of(checkpoint))
+            .into_iter()
+            .collect(),
+    )
 }
 
 fn map_of(region: &Region, id: u64) -> permafrost_pmem::PageMap {
@@ -132,7 +144,7 @@ fn check(region: &Region, id: u64, salt: u64, parent: bool) {
 }
 
 fn clean(region: &Region) -> u64 {
-    let mut survey = region.survey(&|checkpoint| root_of(checkpoint).map(|root| vec![root]));
+    let mut survey = region.survey(&roots);
     region.clean(&mut survey, u64::MAX).unwrap().slots
 }
 
@@ -256,6 +268,80 @@ fn generations_share_encrypted_pages_and_are_cleaned() {
     give(&again.region, 2);
     check(&again.region, 2, 1000, true);
     check(&again.region, 4, 3000, true);
+}
+
+/// Moves everything from some keys to another one; returns the segments that were moved and left.
+fn change_keys(region: &Region, from: &[KeyId], to: KeyId) -> (u64, u64) {
+    let survey = region.survey_keys(&roots, from);
+    let mut moved = 0;
+    loop {
+        let step = region
+            .change_keys(&survey, to, 10 * PAGE_SIZE as u64)
+            .unwrap();
+        moved += step.segments;
+        if step.done {
+            return (moved, step.left_segments);
+        }
+    }
+}
+
+#[test]
+fn another_key_takes_the_place_of_one_under_readers_and_without_new_maps() {
+    let setup = Setup::new(40);
+    let region = &setup.region;
+    let (one, two) = (give(region, 1), give(region, 2));
+    seal(region, 1, 0, Some(one), None);
+    seal(region, 2, 1000, Some(one), Some(1));
+    seal(region, 3, 2000, None, None);
+    let small = region.begin_encrypted(Some(one)).unwrap();
+    small.seal(CheckpointId::new(4), b"small", None).unwrap();
+    region.delete(CheckpointId::new(1)).unwrap();
+    let root = *map_of(region, 2).root();
+    let reader = checkpoint(region, 2);
+    // A dump under way is left alone, and goes on under its key.
+    let mut shadow = region.begin_encrypted(Some(one)).unwrap();
+    let mut map = shadow.map();
+    shadow.append(&mut map, 0, 0, &page(5), None).unwrap();
+    let counted = region.segments_by_key()[&one];
+    let (moved, left) = change_keys(region, &[one], two);
+    assert_eq!((moved + left, left), (counted, 1));
+    let (map, _) = shadow.finish(map).unwrap();
+    shadow
+        .seal(CheckpointId::new(5), &map.to_bytes(), None)
+        .unwrap();
+    let (again, left) = change_keys(region, &[one], two);
+    assert_eq!((again > 0, left), (true, 0));
+    assert_eq!(region.segments_by_key().get(&one), None);
+    // The key before is of no use any more.
+    region.keys().remove(one);
+    check(region, 2, 1000, true);
+    assert_eq!(
+        reader.map(&root).digest().unwrap(),
+        map_of(region, 2).digest().unwrap()
+    );
+    drop(reader);
+    for region in [region, &setup.again().region] {
+        give(region, 2);
+        check(region, 2, 1000, true);
+        check(region, 3, 2000, false);
+        assert_eq!(checkpoint(region, 4).manifest().unwrap(), b"small");
+        let five = map_of(region, 5);
+        assert!(*five.read(&five.lookup(0).unwrap().unwrap()).unwrap() == *page(5));
+    }
+    // New dumps share with what was moved, and a damaged page stays where it is.
+    let unknown = key(3).0;
+    let survey = region.survey_keys(&|_| None, &[two]);
+    assert!(region.change_keys(&survey, unknown, u64::MAX).is_err());
+    let three = give(region, 3);
+    assert_eq!(
+        region
+            .change_keys(&survey, three, u64::MAX)
+            .unwrap()
+            .segments,
+        0
+    );
+    seal(region, 6, 0, Some(three), None);
+    check(region, 6, 0, false);
 }
 
 #[test]

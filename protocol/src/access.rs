@@ -169,7 +169,7 @@ impl Access {
             // Reading the list needs the right to inspect only: agents read it, too, and refuse nodes by it.
             Body::Deny(deny) if deny.entries.is_empty() && !deny.take_back => Self::Inspect,
             Body::Media(media) if media.action == "ls" => Self::Inspect,
-            Body::Media(_) => Self::Operate,
+            Body::Media(_) | Body::Keys(_) => Self::Operate,
             // A dry run reads every map, so it needs the same right.
             Body::SetNode(_) | Body::Rebuild(_) | Body::Deny(_) | Body::Gc(_) => Self::Operate,
             Body::Status(_) | Body::Nodes(_) => Self::Inspect,

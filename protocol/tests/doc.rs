@@ -230,6 +230,7 @@ fn requests_and_replies() {
         ),
         ("Took", Q::Took(Default::default())),
         ("Media", Q::Media(Default::default())),
+        ("Keys", Q::Keys(Default::default())),
         ("Deny", Q::Deny(Default::default())),
     ];
     let replies = [
@@ -251,6 +252,7 @@ fn requests_and_replies() {
         ("Pruned", R::Pruned(Default::default())),
         ("Reserved", R::Reserved(Default::default())),
         ("RegionMedia", R::RegionMedia(Default::default())),
+        ("KeyList", R::KeyList(Default::default())),
         ("Denials", R::Denials(Default::default())),
     ];
     // A message with nothing but the body begins with the body's key.

@@ -10,6 +10,7 @@ use permafrost_cluster::{ClusterConfig, FailureDomain, NodeClass, Tier};
 use permafrost_clustered::Durability;
 use permafrost_cooling::CoolingRules;
 use permafrost_http_api::serve::Rate;
+use permafrost_keys::Wrapper;
 use permafrost_metering::queues::QueuesOptions;
 use permafrost_pmem::Emulation;
 use permafrost_store::Retention;
@@ -60,6 +61,10 @@ pub struct Config {
     pub listen_metrics: Option<SocketAddr>,
     /// Address of the HTTP API for schedulers, and the callers that it admits.
     pub api: ApiServerOptions,
+    /// Key for encryption at rest. Default: nothing is encrypted.
+    pub key: Option<Wrapper>,
+    /// Key that the stored keys were wrapped with before `key`. Default none.
+    pub old_key: Option<Wrapper>,
     /// File of the quotas of namespaces. Default: nothing is limited.
     pub quotas: Option<PathBuf>,
     /// Period within which everything that the region holds is read and verified. Default a week; `None`: never.
@@ -154,6 +159,8 @@ impl Default for Config {
             listen_peers: None,
             listen_metrics: None,
             api: ApiServerOptions::default(),
+            key: None,
+            old_key: None,
             quotas: None,
             scrub_period: Some(Duration::from_secs(7 * 86400)),
             clean_interval: Some(Duration::from_secs(60)),

@@ -3,7 +3,7 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use permafrost_cluster::{ClusterConfig, FailureDomain, NodeClass, Tier, TlsFiles
 use permafrost_clustered::Durability;
 use permafrost_cooling::CoolingRules;
 use permafrost_http_api::serve::Rate;
+use permafrost_keys::{KeyStore, Wrapper};
 use permafrost_metering::queues::QueuesOptions;
 use permafrost_pmem::Emulation;
 use permafrost_protocol::control::{ErrorCode, ReportedError};
@@ -112,6 +113,8 @@ struct Args {
     /// File of the tokens that callers of --listen-api may show, a line each as `permafrost token new` prints it.
     #[arg(long, value_name = "FILE", requires = "listen_api")]
     api_tokens: Option<PathBuf>,
+    #[command(flatten)]
+    keys: KeyArgs,
     /// File of the quotas of namespaces on this node (docs/security.md, "Quotas"); read again when it changes. It
     /// must belong to this user or root, and others must not be able to read it.
     #[arg(long, value_name = "FILE")]
@@ -164,6 +167,61 @@ struct Args {
     log_format: LogFormat,
 }
 
+/// Keys for encryption at rest.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Encryption at rest")]
+struct KeyArgs {
+    /// Encrypt what is stored from now on, in all namespaces. The file has the 32 random bytes that the data keys in
+    /// DATA_DIR/keys are wrapped with; nobody else may be able to read it. Without it what was encrypted is locked:
+    /// keep a copy of it, and of that directory.
+    #[arg(long, value_name = "FILE", conflicts_with = "key_command")]
+    key_file: Option<PathBuf>,
+    /// As --key-file, with a command line for the shell that wraps keys: it gets `wrap` or `unwrap` as its last
+    /// argument and the bytes on its standard input, and prints the result. Called when the daemon starts.
+    #[arg(long, value_name = "COMMAND")]
+    key_command: Option<String>,
+    /// The key file before: the keys that it wraps are wrapped with the new one. Needed once.
+    #[arg(long, value_name = "FILE", conflicts_with = "old_key_command")]
+    old_key_file: Option<PathBuf>,
+    /// The key command before: as --old-key-file.
+    #[arg(long, value_name = "COMMAND")]
+    old_key_command: Option<String>,
+}
+
+/// Keys of a region that no daemon has open.
+#[derive(clap::Args)]
+struct StoredKeyArgs {
+    /// Key file of the daemon, for a region with encrypted checkpoints.
+    #[arg(long, value_name = "FILE", conflicts_with = "key_command")]
+    key_file: Option<PathBuf>,
+    /// Key command of the daemon.
+    #[arg(long, value_name = "COMMAND")]
+    key_command: Option<String>,
+    /// Directory of the stored keys [default: `keys` beside the region's file].
+    #[arg(long, value_name = "DIR")]
+    keys: Option<PathBuf>,
+}
+
+impl StoredKeyArgs {
+    fn open(&self, region: &Path) -> anyhow::Result<Option<KeyStore>> {
+        let Some(wrapper) = wrapper(self.key_file.clone(), self.key_command.clone())? else {
+            return Ok(None);
+        };
+        let beside = || region.with_file_name("keys");
+        let directory = self.keys.clone().unwrap_or_else(beside);
+        // One that is not there is not to be made.
+        std::fs::metadata(&directory)
+            .with_context(|| format!("look for keys in {}", directory.display()))?;
+        Ok(Some(KeyStore::open(&directory, &wrapper, None)?))
+    }
+}
+
+fn wrapper(file: Option<PathBuf>, command: Option<String>) -> anyhow::Result<Option<Wrapper>> {
+    let file = file.map(std::path::absolute).transpose();
+    let file = file.context("find the working directory")?;
+    Ok(file.map(Wrapper::File).or(command.map(Wrapper::Command)))
+}
+
 /// Commands besides serving.
 #[derive(clap::Subcommand)]
 enum Command {
@@ -183,6 +241,8 @@ enum RegionCommand {
     Check {
         /// The region's file.
         region: PathBuf,
+        #[command(flatten)]
+        keys: StoredKeyArgs,
     },
     /// Write every checkpoint that can be read into a directory, as CRIU images that `permafrost put` takes.
     Salvage {
@@ -191,6 +251,8 @@ enum RegionCommand {
         /// Target: one directory for each checkpoint is made there.
         #[arg(long, value_name = "DIR")]
         to: PathBuf,
+        #[command(flatten)]
+        keys: StoredKeyArgs,
     },
 }
 
@@ -200,8 +262,12 @@ const DAMAGED: u8 = ErrorCode::Corrupt as u8;
 fn look_at(what: &RegionCommand) -> anyhow::Result<ExitCode> {
     let out = &mut std::io::stdout().lock();
     let whole = match what {
-        RegionCommand::Check { region } => offline::check(region, out),
-        RegionCommand::Salvage { region, to } => offline::salvage(region, to, out),
+        RegionCommand::Check { region, keys } => {
+            offline::check(region, keys.open(region)?.as_ref(), out)
+        }
+        RegionCommand::Salvage { region, to, keys } => {
+            offline::salvage(region, to, keys.open(region)?.as_ref(), out)
+        }
     }?;
     Ok(if whole {
         ExitCode::SUCCESS
@@ -366,6 +432,8 @@ fn run(args: Args) -> anyhow::Result<()> {
             tokens: args.api_tokens.map(absolute).transpose()?,
             rate_per_s: args.api_rate,
         },
+        key: wrapper(args.keys.key_file, args.keys.key_command)?,
+        old_key: wrapper(args.keys.old_key_file, args.keys.old_key_command)?,
         quotas: args.quotas.map(absolute).transpose()?,
         scrub_period: args.scrub_period.0,
         clean_interval: args.clean_interval.0,

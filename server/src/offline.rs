@@ -9,11 +9,12 @@ use std::sync::Arc;
 
 use crate::members;
 use permafrost_agent::host::arguments::in_full;
+use permafrost_catalog::{CatalogError, SledCatalog};
 use permafrost_criu::directory;
+use permafrost_keys::KeyStore;
 use permafrost_pmem::{
     MediumError, OpenError, OpenOptions, RecoverOptions, Region, RegionMember, open_medium,
 };
-use permafrost_store::catalog::{CatalogError, SledCatalog};
 use permafrost_store::{HeldCheckpoint, RegionLocation, Store, StoreError, StoreParts};
 
 /// Failure to examine a region, or to write what is saved.
@@ -64,7 +65,7 @@ struct Opened {
 }
 
 impl Opened {
-    fn open(path: &Path) -> Result<Self, OfflineError> {
+    fn open(path: &Path, keys: Option<&KeyStore>) -> Result<Self, OfflineError> {
         let io_error = |action, path: &Path| {
             let path = path.to_owned();
             move |source| OfflineError::Io {
@@ -95,6 +96,9 @@ impl Opened {
             path: path.to_owned(),
             source,
         })?;
+        if let Some(keys) = keys {
+            keys.attach(&region);
+        }
         let directory =
             tempfile::tempdir().map_err(io_error("make a directory in", &std::env::temp_dir()))?;
         let (catalog, _) = SledCatalog::open_or_replace(&directory.path().join("catalog"))?;
@@ -181,8 +185,12 @@ impl Opened {
 ///
 /// # Errors
 /// [`OfflineError`]. Damage is not an error.
-pub fn check(region: &Path, out: &mut dyn Write) -> Result<bool, OfflineError> {
-    let opened = Opened::open(region)?;
+pub fn check(
+    region: &Path,
+    keys: Option<&KeyStore>,
+    out: &mut dyn Write,
+) -> Result<bool, OfflineError> {
+    let opened = Opened::open(region, keys)?;
     let written = report_to(region);
     let mut whole = opened.report(out).map_err(&written)?;
     for held in opened.store.everything()? {
@@ -206,8 +214,13 @@ pub fn check(region: &Path, out: &mut dyn Write) -> Result<bool, OfflineError> {
 ///
 /// # Errors
 /// [`OfflineError`]. Damage is not an error.
-pub fn salvage(region: &Path, to: &Path, out: &mut dyn Write) -> Result<bool, OfflineError> {
-    let opened = Opened::open(region)?;
+pub fn salvage(
+    region: &Path,
+    to: &Path,
+    keys: Option<&KeyStore>,
+    out: &mut dyn Write,
+) -> Result<bool, OfflineError> {
+    let opened = Opened::open(region, keys)?;
     let written = report_to(region);
     let mut whole = opened.report(out).map_err(&written)?;
     let io_error = |action, path: &Path| {

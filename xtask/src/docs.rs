@@ -40,7 +40,7 @@ const SOURCES: [&str; 12] = [
 ];
 
 /// Commands that print an object with `--json`, the file of its type (empty: one of [`SOURCES`]), and the type.
-const OBJECTS: [(&str, &str, &str); 23] = [
+const OBJECTS: [(&str, &str, &str); 24] = [
     ("`ls`", "", "Checkpoints"),
     ("`show`", "", "Detail"),
     ("`put`, `pin`, `unpin`, `adopt`", "", "Checkpoint"),
@@ -48,6 +48,7 @@ const OBJECTS: [(&str, &str, &str); 23] = [
     ("`verify`", "", "Verified"),
     ("`scrub`", "", "Scrubbed"),
     ("`gc`", "", "GcReport"),
+    ("`keys ls`, `keys rotate`, `keys destroy`", "", "KeyList"),
     (
         "`region ls`, `region add`, `region grow`, `region drain`, `region rm`",
         "",

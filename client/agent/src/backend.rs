@@ -510,6 +510,23 @@ impl Backend for Remote {
         }
     }
 
+    fn keys(
+        &self,
+        keys: &request::Keys,
+        _progress: ProgressReceiver<'_>,
+    ) -> Result<control::KeyList, control::Error> {
+        let mut all = control::KeyList::default();
+        // Nodes refuse it: each has keys of its own, which are listed and changed there.
+        self.ask_all(&request::Body::Keys(keys.clone()), |node, reply| {
+            let reply::Body::KeyList(answer) = reply else {
+                return Err(odd_answer(node));
+            };
+            all.keys.extend(answer.keys);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
     fn media(
         &self,
         media: &request::Media,

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use permafrost_protocol::control::{
-    self, Checkpoint, Checkpoints, Denials, Detail, Done, ErrorCode, Exported, GcReport, NodeList,
-    Progress, Pruned, Rebuilt, RegionMedia, Reply, Request, Reserved, RetentionRules, Scrubbed,
-    ServerStatus, SessionOpened, Verified, reply, request,
+    self, Checkpoint, Checkpoints, Denials, Detail, Done, ErrorCode, Exported, GcReport, KeyList,
+    NodeList, Progress, Pruned, Rebuilt, RegionMedia, Reply, Request, Reserved, RetentionRules,
+    Scrubbed, ServerStatus, SessionOpened, Verified, reply, request,
 };
 
 use crate::framing::{self, FramingError};
@@ -123,6 +123,7 @@ answers! {
     Pruned(Pruned),
     Reserved(Reserved),
     RegionMedia(RegionMedia),
+    KeyList(KeyList),
     Denials(Denials),
 }
 
@@ -152,6 +153,7 @@ calls! {
     CancelReservation -> Done,
     Took -> Done,
     Media -> RegionMedia,
+    Keys -> KeyList,
     Deny -> Denials,
 }
 

@@ -272,8 +272,16 @@ impl Player {
     pub(crate) fn clean(&mut self) {
         let region = self.region();
         let kept = self.pick().and_then(|id| region.checkpoint(id));
-        let mut survey = region.survey(&roots);
         let max_bytes = self.rng.below(64) * PAGE_SIZE as u64;
+        if self.rng.one_in(3) {
+            let [from, to] = [0, 1].map(|_| KeyId::new(1 + self.rng.below(model::KEYS)).unwrap());
+            let survey = region.survey_keys(&roots, &[from]);
+            match region.change_keys(&survey, to, max_bytes) {
+                Ok(_) | Err(CleanError::Full) => {}
+                Err(error) => panic!("change keys: {error}"),
+            }
+        }
+        let mut survey = region.survey(&roots);
         match region.clean(&mut survey, max_bytes) {
             Ok(cleaned) => self.cleaned_slots += cleaned.slots,
             Err(CleanError::Full) => {}

@@ -12,6 +12,7 @@ mod cluster;
 mod error;
 pub mod framing;
 mod gc;
+mod keys;
 mod media;
 mod queue;
 pub mod reply;
@@ -29,6 +30,7 @@ pub use checkpoint::{
 pub use cluster::{Doubt, MissingNode, NodeList, NodeStatus, Rebuilt};
 pub use error::{Error, ErrorCode, ReportedError};
 pub use gc::{GcReport, RegionGc};
+pub use keys::{KeyList, KeyStatus};
 pub use media::{MediumStatus, RegionMedia};
 pub use queue::{QueueStatus, Reserved, Waiting};
 pub use retention::{Pruned, PrunedGeneration, RetentionRule, RetentionRules};
@@ -50,7 +52,7 @@ pub struct Request {
     /// Operation and its arguments.
     #[prost(
         oneof = "request::Body",
-        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22, 25, 26, 27, 28, 29, 30, 31, 32, 33, 40"
+        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 40"
     )]
     pub body: Option<request::Body>,
 }
@@ -61,7 +63,7 @@ pub struct Reply {
     /// Result of the request, or its progress.
     #[prost(
         oneof = "reply::Body",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 21, 25, 26, 27, 28, 30, 33, 40"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 21, 25, 26, 27, 28, 30, 33, 34, 40"
     )]
     pub body: Option<reply::Body>,
 }

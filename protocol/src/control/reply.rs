@@ -1,9 +1,9 @@
 //! Parts of [`Reply`](super::Reply).
 
 use super::{
-    Checkpoint, Checkpoints, Denials, Detail, Done, Error, Exported, GcReport, NodeList, Progress,
-    Pruned, Rebuilt, RegionMedia, Reserved, RetentionRules, Scrubbed, ServerStatus, SessionOpened,
-    Verified,
+    Checkpoint, Checkpoints, Denials, Detail, Done, Error, Exported, GcReport, KeyList, NodeList,
+    Progress, Pruned, Rebuilt, RegionMedia, Reserved, RetentionRules, Scrubbed, ServerStatus,
+    SessionOpened, Verified,
 };
 
 /// Body of a reply.
@@ -46,6 +46,8 @@ pub enum Body {
     Reserved(Reserved),
     #[prost(message, tag = "33")]
     RegionMedia(RegionMedia),
+    #[prost(message, tag = "34")]
+    KeyList(KeyList),
     #[prost(message, tag = "40")]
     Denials(Denials),
 }

@@ -59,6 +59,8 @@ pub enum Body {
     Took(Took),
     #[prost(message, tag = "33")]
     Media(Media),
+    #[prost(message, tag = "34")]
+    Keys(Keys),
     #[prost(message, tag = "40")]
     Deny(Deny),
 }
@@ -386,6 +388,18 @@ pub struct Media {
     /// Address of the object store of a cold medium to add, such as `file:///mnt/archive`; empty for none.
     #[prost(string, tag = "7")]
     pub store: String,
+}
+
+/// List the keys for encryption at rest, or change those of a namespace. Answered by [`super::Progress`] while segments
+/// are encrypted anew, then [`super::KeyList`].
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Keys {
+    /// Change to make: `ls` (none), `rotate` for a new key, or `destroy`.
+    #[prost(string, tag = "1")]
+    pub action: String,
+    /// Namespace to change; empty for dumps that have no job yet.
+    #[prost(string, tag = "2")]
+    pub namespace: String,
 }
 
 /// Keep a place in a queue for a dump or a restore to come. Answered by [`super::Reserved`].

@@ -138,6 +138,11 @@ impl AuditedRequest {
             }
             Body::Gc(gc) if gc.dry_run => Self::look("gc-dry-run", ""),
             Body::Gc(_) => Self::change("gc", ""),
+            Body::Keys(keys) => match keys.action.as_str() {
+                "ls" => Self::look("keys-ls", ""),
+                "rotate" => Self::change("keys-rotate", format!("{}/", keys.namespace)),
+                _ => Self::change("keys-destroy", format!("{}/", keys.namespace)),
+            },
             Body::Media(media) => match media.action.as_str() {
                 "ls" => Self::look("region-ls", ""),
                 "add" => Self::change("region-add", &media.medium),

@@ -207,6 +207,12 @@ impl ClusteredStore {
         })))
     }
 
+    /// Returns true if the store is part of a cluster.
+    #[must_use]
+    pub fn is_clustered(&self) -> bool {
+        self.registry().is_some()
+    }
+
     fn lock_job(&self, job: &str, holder: &str) -> Result<JobGuard, StoreError> {
         let mut guard = self.local.lock_job(job, holder)?;
         self.lock_in_cluster(job, &mut guard)?;

@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
+use permafrost_catalog::ListPart;
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::{CheckpointRef, JobName};
-use permafrost_store::catalog::ListPart;
 use permafrost_store::{
     ContentDigest, HeldCheckpoint, MissingObject, ProgressReceiver, PublicationState, ReadingError,
     SealingError, StoreError, checkpoint_name, job_name,

@@ -1,5 +1,6 @@
 //! Requests of agents, readers and operators: the requests of `permafrost`, restricted to the rights of the peer.
 
+use permafrost_catalog::ListPart;
 use permafrost_cluster::{Operate, no_cluster};
 use permafrost_clustered::Durability;
 use permafrost_identity::Peer;
@@ -8,7 +9,6 @@ use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, Reply, Request, reply, request};
 use permafrost_protocol::manifest::JobName;
 use permafrost_store::MissingObject;
-use permafrost_store::catalog::ListPart;
 use permafrost_store::{SessionRequest, StoreError};
 
 use super::rights::{authorize, check_delete, check_delete_parked, job_of, reads};
@@ -117,7 +117,9 @@ impl Agents {
             request::Body::Media(media) if media.action == "ls" => {
                 reply::Body::RegionMedia(self.store.local().media(&media, &mut |_, _| {})?)
             }
-            request::Body::Media(_) => return Err(RequestError::OnTheNode.into()),
+            request::Body::Media(_) | request::Body::Keys(_) => {
+                return Err(RequestError::OnTheNode.into());
+            }
             request::Body::Deny(deny) => {
                 let answer = self.denials().and_then(|denials| denials.answer(&deny));
                 reply::Body::Denials(answer?)

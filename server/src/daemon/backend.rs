@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use permafrost_agent::host::{Backend, Client, Trail, Waits};
 use permafrost_audit::{Audit, AuditedRequest, Who};
+use permafrost_catalog::ListPart;
 use permafrost_cluster::scrub::Scrubber;
 use permafrost_cluster::{Operate, no_cluster};
 use permafrost_clustered::ClusteredStore;
@@ -20,7 +21,6 @@ use permafrost_metering::queues::{
 };
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::TakenBy;
-use permafrost_store::catalog::ListPart;
 use permafrost_store::{Adoption, SessionRequest, SessionSink, StoreError};
 
 use crate::denials::{DenialLists, no_certificates};
@@ -289,6 +289,16 @@ impl Backend for Local {
 
     fn prune(&self, prune: &request::Prune) -> Result<control::Pruned, control::Error> {
         self.store.prune(prune).map_err(control::Error::from)
+    }
+
+    fn keys(
+        &self,
+        keys: &request::Keys,
+        progress: ProgressReceiver<'_>,
+    ) -> Result<control::KeyList, control::Error> {
+        let may_remove = !self.store.is_clustered();
+        let changed = self.store.local().keys(keys, may_remove, progress);
+        changed.map_err(control::Error::from)
     }
 
     fn media(

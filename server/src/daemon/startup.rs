@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_agent::host::HostError;
+use permafrost_catalog::{Catalog, CatalogError, Opened, Positioned, SledCatalog};
 use permafrost_http_api::serve::ApiServeError;
 use permafrost_identity::IdentityError;
+use permafrost_keys::{KeyStore, KeysError};
 use permafrost_metering::costs::{Costs, CostsConfig, Learning, Prober, Probing};
 use permafrost_pmem::{
     FormatError, FormatOptions, Guarantee, MediumError, OpenError, OpenOptions, RecoverOptions,
@@ -17,8 +19,7 @@ use permafrost_protocol::control::{Checkpoint, ReportedError};
 use permafrost_quotas::Quotas;
 use permafrost_quotas::private_file::PrivateFileError;
 use permafrost_sharing::SharedPages;
-use permafrost_store::catalog::{Catalog, CatalogError, Opened, Positioned, SledCatalog};
-use permafrost_store::{RegionLocation, Store, StoreError, StoreParts};
+use permafrost_store::{DataKeys, RegionLocation, Store, StoreError, StoreParts};
 use permafrost_transport::peer::PeerError;
 
 use super::member::Member;
@@ -50,6 +51,9 @@ pub enum StartError {
     /// The HTTP API cannot be served.
     #[error(transparent)]
     Api(#[from] ApiServeError),
+    /// The keys for encryption at rest cannot be used.
+    #[error(transparent)]
+    Keys(#[from] KeysError),
     /// The file of quotas cannot be used.
     #[error(transparent)]
     Quotas(#[from] PrivateFileError),
@@ -136,6 +140,7 @@ impl StartError {
             Self::TooSmall { .. } => {
                 "name a larger --region-size (a dump takes at least 1 MiB), or a --region on a file system with more room"
             }
+            Self::Keys(error) => error.hint(),
             Self::Quotas(error) => error.hint(),
             Self::Audit(_) => "name another file with --audit-log, or `none`",
             _ => "",
@@ -156,9 +161,13 @@ pub(super) struct MeasuredStore {
 /// run.
 pub(super) fn open_store(config: &Config) -> Result<MeasuredStore, StartError> {
     let quotas = config.quotas.as_deref().map(Quotas::load).transpose()?;
+    let keys = config.key.as_ref().map(|key| {
+        let directory = config.data_dir.join("keys");
+        KeyStore::open(&directory, key, config.old_key.as_ref()).map(Arc::new)
+    });
+    let keys = keys.transpose()?;
     // The catalog first: it knows whether there must be a region.
-    let catalog_path = config.data_dir.join("catalog");
-    let (catalog, opened) = SledCatalog::open_or_replace(&catalog_path)?;
+    let (catalog, opened, catalog_path) = open_catalog(config, keys.as_deref())?;
     let path = config.region_path();
     let checkpoints = count(&catalog)?;
     let gone = |is| StartError::RegionGone {
@@ -170,6 +179,9 @@ pub(super) fn open_store(config: &Config) -> Result<MeasuredStore, StartError> {
     // Before it is opened, which writes to it.
     let admit = |summary: &RegionSummary| accept_loss(config, &path, &catalog, summary);
     let (region, guarantee) = open_region(config, &path, checkpoints > 0, gone, admit)?;
+    if let Some(keys) = &keys {
+        keys.attach(&region);
+    }
     let catalog_origin = match opened {
         Opened::Existing => "opened".to_owned(),
         Opened::Created => "built: there was none".to_owned(),
@@ -192,6 +204,7 @@ pub(super) fn open_store(config: &Config) -> Result<MeasuredStore, StartError> {
         parked_file: Some(config.data_dir.join("parked.json")),
         observer: Arc::new(Learning(Arc::clone(&costs))),
         quotas: Arc::new(quotas.unwrap_or_default()),
+        keys: keys.clone().map(|keys| keys as Arc<dyn DataKeys>),
         cooling: config.cooling,
         sharing: SharedPages::new(config.share_pages.clone()),
         ..StoreParts::new(
@@ -205,6 +218,35 @@ pub(super) fn open_store(config: &Config) -> Result<MeasuredStore, StartError> {
         costs,
         catalog_origin,
     })
+}
+
+/// Opens the catalog; with keys the encrypted one, which takes over what one in the clear has. That one is removed.
+fn open_catalog(
+    config: &Config,
+    keys: Option<&KeyStore>,
+) -> Result<(SledCatalog, Opened, PathBuf), StartError> {
+    let plain_path = config.data_dir.join("catalog");
+    let Some(keys) = keys else {
+        let (catalog, opened) = SledCatalog::open_or_replace(&plain_path)?;
+        return Ok((catalog, opened, plain_path));
+    };
+    let mut contents = None;
+    if plain_path.exists() {
+        contents = Some(SledCatalog::open_or_replace(&plain_path)?.0.contents()?);
+    }
+    let path = config.data_dir.join("catalog.encrypted");
+    let cipher = Arc::new(keys.catalog_cipher());
+    let (catalog, opened) = SledCatalog::open_encrypted(&path, cipher)?;
+    if let Some(contents) = contents {
+        catalog.take_over(&contents)?;
+        let removed = std::fs::remove_dir_all(&plain_path);
+        removed.map_err(|source| KeysError::Io {
+            action: "remove the catalog in the clear",
+            path: plain_path,
+            source,
+        })?;
+    }
+    Ok((catalog, opened, path))
 }
 
 /// Refuses a region that lacks acknowledged checkpoints, or logs them with `accept_loss`: the file is an older copy,

@@ -87,7 +87,7 @@ impl Store {
         let parked = self.checkpoint(&record.id)?;
         let manifest = manifest_of(&parked)?;
 
-        let mut shadow = self.region.begin();
+        let mut shadow = self.begin_shadow(job)?;
         shadow.inherit(&parked);
         let mut images = DirectoryImages::new(dir, &manifest.spaces)?;
         let images = store_small(&mut images, &mut shadow, None)?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use permafrost_pmem::{MapRoot, StoredCheckpoint, Survey};
+use permafrost_pmem::{KeyId, MapRoot, StoredCheckpoint, Survey};
 use permafrost_protocol::control::{GcReport, RegionGc};
 
 use super::dump::map_root;
@@ -151,10 +151,15 @@ impl Store {
 
     /// Finds the live pages of the region.
     fn survey(&self, last: &mut LastSurvey) -> Survey {
+        self.survey_keys(last, &[])
+    }
+
+    /// Finds the live pages of the region, to move segments with those keys to another one.
+    pub(super) fn survey_keys(&self, last: &mut LastSurvey, keys: &[KeyId]) -> Survey {
         let began = Instant::now();
         // Before it: what is sealed or removed meanwhile counts as new.
         last.position = self.region.position();
-        let survey = self.region.survey(&map_roots);
+        let survey = self.region.survey_keys(&map_roots, keys);
         last.next = began
             .elapsed()
             .checked_mul(SURVEY_PARTS)

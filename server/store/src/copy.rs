@@ -111,7 +111,7 @@ impl Store {
         if !has_parent {
             self.refresh_shared(&request.job);
         }
-        let builder = DumpBuilder::new(&self.region, parent, None);
+        let builder = DumpBuilder::new(self.begin_shadow(&request.job)?, parent, None);
         self.counters.copies_begun.add(1);
         Ok(CopyDump {
             store: Arc::clone(self),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_pmem::{
-    CheckpointId, FindEqual, Kept, MapCursor, MapRoot, MapWriter, Piece, Region, RunKind, Shadow,
+    CheckpointId, FindEqual, Kept, MapCursor, MapRoot, MapWriter, Piece, RunKind, Shadow,
     ShadowError, StoredCheckpoint,
 };
 use permafrost_protocol::PAGE_BYTES;
@@ -153,15 +153,15 @@ pub(super) struct Dump {
 }
 
 impl DumpBuilder {
-    /// Begins a dump in `region`, compared with `parent`; `follower` was begun with the same parent.
+    /// Begins a dump into a shadow, compared with `parent`; `follower` was begun with the same parent.
     #[must_use]
     pub(super) fn new(
-        region: &Arc<Region>,
+        shadow: Shadow,
         parent: Option<Parent>,
         follower: Option<Box<dyn Follower>>,
     ) -> Self {
         Self {
-            shadow: region.begin(),
+            shadow,
             parent,
             current: None,
             spaces: Vec::new(),

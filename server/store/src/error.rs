@@ -3,6 +3,7 @@
 
 mod copying;
 mod images;
+mod keys;
 mod media;
 mod missing;
 mod port;
@@ -20,13 +21,14 @@ use permafrost_protocol::control::{self, ErrorCode, ReportedError};
 
 pub use self::copying::CopyError;
 pub use self::images::ImagesError;
+pub use self::keys::KeyRequestError;
 pub use self::media::RegionMediaError;
 pub use self::missing::MissingObject;
 pub use self::port::PortError;
 pub use self::reading::ReadingError;
 pub use self::sealing::SealingError;
 pub use self::session::SessionError;
-use crate::catalog::CatalogError;
+use permafrost_catalog::CatalogError;
 use permafrost_quotas::QuotaError;
 
 /// Reason why the store refuses a request or fails.
@@ -56,6 +58,9 @@ pub enum StoreError {
     /// A quota refuses the request.
     #[error(transparent)]
     Quota(#[from] QuotaError),
+    /// Keys were not listed or changed.
+    #[error(transparent)]
+    Keys(#[from] KeyRequestError),
     /// The implementation of a port failed: the registry, the copies on other nodes, a queue.
     #[error(transparent)]
     Port(#[from] PortError),
@@ -129,6 +134,7 @@ impl StoreError {
             Self::Quota(error) => error,
             Self::Port(error) => error,
             Self::Media(error) => error,
+            Self::Keys(error) => error,
             Self::Directory(error) => error,
             _ => return None,
         })

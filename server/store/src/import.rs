@@ -52,7 +52,7 @@ impl Store {
         if parent.is_none() {
             self.refresh_shared(job);
         }
-        let builder = DumpBuilder::new(&self.region, parent, follower);
+        let builder = DumpBuilder::new(self.begin_shadow(job)?, parent, follower);
         let mut builder = builder.sharing(self.page_finder(job));
         let mut reading = Reading {
             builder: &mut builder,

@@ -10,8 +10,8 @@ use permafrost_protocol::manifest::{Kind, Manifest};
 use super::checking::HeldCheckpoint;
 use super::reader::check_listed_as;
 use super::{ProgressReceiver, Store, StoreError, kind_name, manifest_of};
-use crate::catalog::ListPart;
 use crate::clock::unix_ms;
+use permafrost_catalog::ListPart;
 
 impl Store {
     /// Lists the checkpoints of a job, or of all jobs, as the catalog has them: by job and generation, parked ones

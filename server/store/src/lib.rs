@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 mod adopt;
-pub mod catalog;
 mod checking;
 mod clean;
 pub mod clock;
@@ -23,6 +22,7 @@ mod import;
 mod in_use;
 mod inspect;
 mod jobs;
+mod keys;
 mod kin;
 mod measured;
 mod media;
@@ -47,15 +47,19 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use permafrost_cooling::CoolingRules;
-use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, Region};
+use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, KeyId, Region, Shadow};
 use permafrost_protocol::control::{self, ErrorCode};
-use permafrost_protocol::manifest::{JobName, Kind, Manifest, Origin, check_restore_options};
+use permafrost_protocol::manifest::{
+    JobName, Kind, Manifest, Origin, check_restore_options, namespace_of,
+};
 use permafrost_retention::Newest;
 use permafrost_sharing::SharedPages;
 
 use self::jobs::JobLocks;
 use self::parking::{Parking, Quota};
-use crate::catalog::{Catalog, CatalogError, Counted, NamespaceSums, add_missing, remove_stale};
+use permafrost_catalog::{
+    Catalog, CatalogError, Counted, NamespaceSums, add_missing, remove_stale,
+};
 use permafrost_quotas::Quotas;
 
 pub use adopt::Adoption;
@@ -65,8 +69,8 @@ pub use counters::{BOUNDS_S, Counter, Counters, Timings};
 pub use digest::{ContentDigest, of_whole as digest_of};
 pub use dump::Parent;
 pub use error::{
-    CopyError, ImagesError, MissingObject, PortError, ReadingError, RegionMediaError, SealingError,
-    SessionError, StoreError,
+    CopyError, ImagesError, KeyRequestError, MissingObject, PortError, ReadingError,
+    RegionMediaError, SealingError, SessionError, StoreError,
 };
 pub use fetch::{Fetch, Fetched, FetchedRuns};
 pub use images::SmallImages;
@@ -76,8 +80,8 @@ pub use measured::Restoring;
 pub use opening::Opening;
 pub use permafrost_criu::ProgressReceiver;
 pub use ports::{
-    Beginning, DumpDone, DumpTap, Expected, Follower, Observer, Ongoing, RestoreDone, StoreEvent,
-    TransferSlot, Transferred, Unobserved,
+    Beginning, DataKeys, DumpDone, DumpTap, Expected, Follower, NamespaceKey, Observer, Ongoing,
+    RestoreDone, StoreEvent, TransferSlot, Transferred, Unobserved,
 };
 pub use provisional::{Holding, PublicationState};
 pub use reader::{LocalCheckpoint, check_listed_as, checkpoint_name};
@@ -139,6 +143,8 @@ pub struct StoreParts {
     pub cooling: CoolingRules,
     /// Namespaces whose jobs share equal pages. Default none.
     pub sharing: SharedPages,
+    /// Keys that new checkpoints are encrypted with. Default `None`: they are not.
+    pub keys: Option<Arc<dyn DataKeys>>,
 }
 
 impl StoreParts {
@@ -155,6 +161,7 @@ impl StoreParts {
             quotas: Arc::default(),
             cooling: CoolingRules::default(),
             sharing: SharedPages::default(),
+            keys: None,
         }
     }
 }
@@ -189,6 +196,7 @@ pub struct Store {
     sharing: SharedPages,
     /// Set once the checkpoints of earlier times are noted.
     sharing_known: OnceLock<()>,
+    keys: Option<Arc<dyn DataKeys>>,
 }
 
 impl Store {
@@ -210,6 +218,7 @@ impl Store {
             quotas,
             cooling,
             sharing,
+            keys,
         } = parts;
         let mut truth: Vec<(String, bool)> = region
             .listed()
@@ -248,6 +257,7 @@ impl Store {
             quotas,
             sharing,
             sharing_known: OnceLock::new(),
+            keys,
         };
         for (id, _, reason) in gone {
             store.set_aside_gone(id, reason);
@@ -262,6 +272,12 @@ impl Store {
             tracing::info!(changed, "catalog made to agree with the region");
         }
         for (id, error) in &done.unreadable {
+            if let Some(key) = store.locked(id) {
+                tracing::error!(%id, %key, "checkpoint is locked: its key is not here");
+                let reason = format!("locked: it is encrypted with key {key}, which is not here");
+                store.set_aside_gone(id.clone(), reason);
+                continue;
+            }
             let error = error as &dyn std::error::Error;
             tracing::error!(%id, error, "checkpoint is damaged and not listed; it stays in the region");
         }
@@ -271,6 +287,24 @@ impl Store {
             tracing::error!(%id, %by, job, generation, "checkpoint is not listed: a later one has its number; it stays in the region");
         }
         Ok(Arc::new(store))
+    }
+
+    /// Begins a shadow for a checkpoint of a job; of none for a dump that has no name yet. It is encrypted if there are
+    /// keys.
+    fn begin_shadow(&self, job: &str) -> Result<Shadow, StoreError> {
+        let namespace = match job {
+            "" => "",
+            job => namespace_of(job).unwrap_or_default(),
+        };
+        let keys = self.keys.as_ref();
+        let key = keys.map(|keys| keys.key_for(namespace)).transpose()?;
+        Ok(self.region.begin_encrypted(key)?)
+    }
+
+    /// Returns the key that is missing to read a checkpoint's manifest.
+    fn locked(&self, id: &str) -> Option<KeyId> {
+        let checkpoint = self.checkpoint(id).ok()?;
+        checkpoint.manifest().err()?.locked()
     }
 
     /// Returns the region.

@@ -226,6 +226,8 @@ impl Session {
         store: &Arc<Store>,
         hang_up: Box<dyn FnOnce() + Send>,
     ) -> Result<SessionSink, StoreError> {
+        // Before the lock: a namespace's first key is written to a file.
+        let shadow = store.begin_shadow(&self.request.job)?;
         let mut state = self.state();
         let opened = state
             .phases
@@ -233,7 +235,7 @@ impl Session {
             .map_err(SessionError::from)?;
         state.begun_unix_ms = unix_ms();
         state.measured.begun();
-        let builder = DumpBuilder::new(store.region(), opened.parent, opened.follower)
+        let builder = DumpBuilder::new(shadow, opened.parent, opened.follower)
             .sharing(store.page_finder(&self.request.job))
             .until(self.ended());
         Ok(SessionSink {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use permafrost_catalog::SledCatalog;
 use permafrost_cluster::repair::{Puller, RepairLimits, Throttle};
 use permafrost_clustered::ClusteredStore;
 use permafrost_criu::source::PageRun;
@@ -18,7 +19,6 @@ use permafrost_metering::costs::{Costs, CostsConfig};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::{Commit, request};
-use permafrost_store::catalog::SledCatalog;
 use permafrost_store::{CopyRequest, Fetched, RegionLocation, Store, StoreParts};
 use permafrost_transport::peer::{Endpoint, Handler, Network, PeerOptions};
 use tempfile::TempDir;

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use permafrost_catalog::SledCatalog;
 use permafrost_clustered::{ClusterServices, ClusteredStore, Durability, Registry, Replicate};
 use permafrost_pmem::{FormatOptions, Region, create_medium_in_memory};
-use permafrost_store::catalog::SledCatalog;
 use permafrost_store::{RegionLocation, Store, StoreError, StoreParts};
 
 pub(crate) use self::content::{Pages, Whole, dump, images, page, request, send};

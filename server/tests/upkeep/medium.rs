@@ -163,12 +163,16 @@ fn a_region_is_looked_at_and_saved_without_a_daemon() {
     let text = |out: Vec<u8>| String::from_utf8(out).unwrap();
 
     // It is in use.
-    assert!(offline::check(&path, &mut Vec::new()).is_err());
+    assert!(offline::check(&path, None, &mut Vec::new()).is_err());
     site.store.local().close().unwrap();
     let Site { store, dir, .. } = site;
     drop(store);
     let mut out = Vec::new();
-    assert!(offline::check(&path, &mut out).unwrap(), "{}", text(out));
+    assert!(
+        offline::check(&path, None, &mut out).unwrap(),
+        "{}",
+        text(out)
+    );
     assert!(text(out).contains("team/kept@1: whole"));
 
     let copy = dir.path().join("copy");
@@ -190,7 +194,7 @@ fn a_region_is_looked_at_and_saved_without_a_daemon() {
     let damaged = std::fs::read(&copy).unwrap();
 
     let mut out = Vec::new();
-    assert!(!offline::check(&copy, &mut out).unwrap());
+    assert!(!offline::check(&copy, None, &mut out).unwrap());
     let said = text(out);
     assert!(
         said.contains(&format!("checkpoint {}: LOST", lost.id)),
@@ -201,7 +205,7 @@ fn a_region_is_looked_at_and_saved_without_a_daemon() {
 
     let to = dir.path().join("saved");
     let mut out = Vec::new();
-    assert!(!offline::salvage(&copy, &to, &mut out).unwrap());
+    assert!(!offline::salvage(&copy, &to, None, &mut out).unwrap());
     let said = text(out);
     let saved = std::fs::read_dir(to.join("team_kept@1")).unwrap();
     let names = saved.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -213,7 +217,7 @@ fn a_region_is_looked_at_and_saved_without_a_daemon() {
     assert!(said.contains("bad@1: INCOMPLETE"), "{said}");
     assert!(damaged == std::fs::read(&copy).unwrap(), "written to");
     // A file that is not there is not made.
-    assert!(offline::check(&dir.path().join("none"), &mut Vec::new()).is_err());
+    assert!(offline::check(&dir.path().join("none"), None, &mut Vec::new()).is_err());
     assert!(!dir.path().join("none").exists());
 }
 
@@ -243,7 +247,7 @@ fn a_checkpoint_whose_record_is_lost_is_salvaged_apart() {
 
     let text = |out: Vec<u8>| String::from_utf8(out).unwrap();
     let mut out = Vec::new();
-    assert!(!offline::check(&path, &mut out).unwrap());
+    assert!(!offline::check(&path, None, &mut out).unwrap());
     let said = text(out);
     assert!(said.contains("lost@1 (unlisted): whole"), "{said}");
     assert!(
@@ -252,7 +256,7 @@ fn a_checkpoint_whose_record_is_lost_is_salvaged_apart() {
     );
     let to = dir.path().join("saved");
     let mut out = Vec::new();
-    assert!(!offline::salvage(&path, &to, &mut out).unwrap());
+    assert!(!offline::salvage(&path, &to, None, &mut out).unwrap());
     let said = text(out);
     assert!(said.contains("lost@1 (unlisted): saved to"), "{said}");
     let saved = |directory: &str| {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use permafrost_catalog::SledCatalog;
 use permafrost_cluster::scrub::{Mend, ScrubOptions, ScrubQueue, Scrubber};
 use permafrost_clustered::{
     ClusterServices, ClusteredStore, Durability, JobLock, Registered, Registry,
@@ -17,7 +18,6 @@ use permafrost_criu::frontend::PageSink;
 use permafrost_pmem::{FormatOptions, Medium, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
-use permafrost_store::catalog::SledCatalog;
 use permafrost_store::{
     RegionLocation, SessionRequest, SessionSink, Store, StoreError, StoreParts,
 };

@@ -193,6 +193,16 @@ pub trait Backend: Send + Sync + 'static {
         progress: ProgressReceiver<'_>,
     ) -> Result<control::GcReport, control::Error>;
 
+    /// Lists the keys for encryption at rest, or changes those of a namespace.
+    ///
+    /// # Errors
+    /// Nothing is encrypted here; the namespace has no key; keys cannot be stored, or segments not be moved.
+    fn keys(
+        &self,
+        keys: &request::Keys,
+        progress: ProgressReceiver<'_>,
+    ) -> Result<control::KeyList, control::Error>;
+
     /// Sets or removes a rule of retention. Returns the rules of its namespace afterwards.
     ///
     /// # Errors

@@ -154,6 +154,9 @@ impl<B: Backend> Handler<'_, B> {
             request::Body::Gc(gc) => {
                 reply::Body::GcReport(backend.gc(&gc, &mut progress(self.stream))?)
             }
+            request::Body::Keys(keys) => {
+                reply::Body::KeyList(backend.keys(&keys, &mut progress(self.stream))?)
+            }
             request::Body::SetRetention(set) => {
                 reply::Body::Retention(backend.set_retention(&set)?)
             }

@@ -90,6 +90,9 @@ pub(crate) enum Command {
     /// Free the space that removed checkpoints have left between others.
     #[command(after_help = crate::gc::GC_EXAMPLES)]
     Gc(crate::gc::GcArguments),
+    /// List, rotate or destroy the keys for encryption at rest.
+    #[command(after_help = crate::keys::KEYS_EXAMPLES)]
+    Keys(crate::keys::KeysArguments),
     /// Say what is kept: rules of retention, of namespaces and of jobs.
     #[command(after_help = crate::retention::RETENTION_EXAMPLES)]
     Retention(Box<crate::retention::RetentionArguments>),

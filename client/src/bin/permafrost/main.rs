@@ -13,6 +13,7 @@ mod deny;
 mod dump;
 mod gc;
 mod inspect;
+mod keys;
 mod manage;
 mod node;
 mod nodes;
@@ -71,6 +72,7 @@ fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
         Command::Verify(arguments) => transfer::verify(context, &arguments),
         Command::Scrub(arguments) => scrub::scrub(context, &arguments),
         Command::Gc(arguments) => gc::gc(context, &arguments),
+        Command::Keys(arguments) => keys::keys(context, &arguments),
         Command::Prune(arguments) => prune::prune(context, &arguments),
         Command::Retention(arguments) => retention::retention(context, &arguments),
         Command::Rm(arguments) => manage::rm(context, &arguments),

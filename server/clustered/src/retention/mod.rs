@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use permafrost_catalog::Stored;
 use permafrost_protocol::control::{self, request};
 use permafrost_quotas::Quota;
 use permafrost_retention::{
     AgeClock, NamespacePolicy, OverQuota, Policies, PolicyError, Reason, Settings,
 };
-use permafrost_store::catalog::Stored;
 use permafrost_store::clock::unix_ms;
 use permafrost_store::{Counter, StoreError};
 

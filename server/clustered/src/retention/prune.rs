@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
+use permafrost_catalog::Stored;
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::namespace_of;
 use permafrost_retention::{
     Charged, Generation, Incoming, NamespacePolicy, Policies, Reason, charge, decide,
 };
-use permafrost_store::catalog::Stored;
 use permafrost_store::{
     MissingObject, ReadingError, SealingError, StoreError, checkpoint_name, job_name,
 };

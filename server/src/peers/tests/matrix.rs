@@ -113,6 +113,10 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
             prune("", text(), true),
             prune(&text(), String::new(), false),
         ],
+        Keys => [
+            local::Keys { action: "ls".to_owned(), namespace: text() },
+            local::Keys { action: "destroy".to_owned(), namespace: text() },
+        ],
         Media => [media("ls"), media("add"), media("give-up"), media("cool"), media("warm")],
         Reserve => [local::Reserve { node: text(), direction: "write".to_owned(), ..Default::default() }],
         CancelReservation => [local::CancelReservation { token: text(), node: String::new() }],
@@ -201,6 +205,7 @@ fn needs(body: &local::Body) -> Needs {
         | Body::Deny(_)
         | Body::Scrub(_)
         | Body::Media(_)
+        | Body::Keys(_)
         | Body::Gc(_) => Needs::Operate,
         Body::Seal(_)
         | Body::Abort(_)

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use permafrost_catalog::SledCatalog;
 use permafrost_clustered::ClusteredStore;
 use permafrost_criu::frontend::PageSink;
 use permafrost_identity::{Authority, CertificateOrder, Namespaces, Peer, Role};
@@ -16,7 +17,6 @@ use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
 use permafrost_protocol::wire::frame::{Coding, Header, Kind};
 use permafrost_protocol::wire::message::{Closed, Commit, Committed, Prepared, reply, request};
 use permafrost_quotas::Quotas;
-use permafrost_store::catalog::SledCatalog;
 use permafrost_store::{RegionLocation, SessionRequest, Store, StoreError, StoreParts};
 use permafrost_transport::peer::{
     FrameSink, FrameSource, Handler as _, PeerError, ReceivedFrame, Replies,

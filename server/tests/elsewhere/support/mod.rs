@@ -27,6 +27,7 @@ use permafrost_agent::host;
 use permafrost_agent::remote;
 use permafrost_agent::{Agent, AgentOptions, StorageNode as Known};
 use permafrost_audit::{Audit, AuditFile};
+use permafrost_catalog::SledCatalog;
 use permafrost_cluster::elsewhere::Peers;
 use permafrost_cluster::repair::{Puller, RepairLimits, Throttle};
 use permafrost_cluster::{FailureDomain, LiveNode, MemberState, NodeFacts, NodesView};
@@ -45,7 +46,6 @@ use permafrost_protocol::streamer::{FileReply, FileRequest};
 use permafrost_protocol::wire::message::Commit;
 use permafrost_server::agents::Agents;
 use permafrost_server::peers::{Copying, NodeHandler};
-use permafrost_store::catalog::SledCatalog;
 use permafrost_store::{
     CopyRequest, Fetched, RegionLocation, SessionRequest, Store, StoreError, StoreParts,
 };

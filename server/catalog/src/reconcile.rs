@@ -33,7 +33,7 @@ pub struct Hidden {
 /// Removes the records of the index that are not of the region's checkpoints, or differ in their pins. Calls `keep` for
 /// each of the others, in the order of the list, with the one before. Returns the number of removed ones, and for each
 /// checkpoint of the region whether the index lacks it.
-pub(crate) fn remove_stale(
+pub fn remove_stale(
     catalog: &dyn Catalog,
     truth: &[(String, bool)],
     mut keep: impl FnMut(&Checkpoint, Option<Checkpoint>),
@@ -89,7 +89,7 @@ pub fn reconcile<E>(
 }
 
 /// Adds the checkpoints that the index lacks, as `missing` says of each.
-pub(crate) fn add_missing<E>(
+pub fn add_missing<E>(
     catalog: &dyn Catalog,
     truth: &[(String, bool)],
     missing: &[bool],

@@ -13,13 +13,23 @@ use std::path::PathBuf;
 
 use permafrost_protocol::control::{Checkpoint, Checkpoints};
 
-pub use self::counted::Stored;
-pub(crate) use self::counted::{Counted, NamespaceSums};
-pub use self::part::ListPart;
+pub use self::counted::{Counted, NamespaceSums, Stored};
+pub use self::part::{ListPart, ListPartError};
 pub use self::positioned::Positioned;
-pub use self::reconcile::{Hidden, Reconciled, reconcile};
-pub(crate) use self::reconcile::{add_missing, remove_stale};
-pub use self::sled::{Opened, SledCatalog};
+pub use self::reconcile::{Hidden, Reconciled, add_missing, reconcile, remove_stale};
+pub use self::sled::{Contents, Opened, SledCatalog};
+
+/// Encryption of an index: its records name jobs.
+pub trait RecordCipher: Send + Sync {
+    /// Returns 16 bytes in place of a name; equal names have equal ones.
+    fn name(&self, name: &[u8]) -> Vec<u8>;
+
+    /// Encrypts the record that is stored under `key`.
+    fn seal(&self, key: &[u8], record: &[u8]) -> Vec<u8>;
+
+    /// Decrypts the record that is stored under `key`; `None` if it was not encrypted so.
+    fn open(&self, key: &[u8], sealed: &[u8]) -> Option<Vec<u8>>;
+}
 
 /// An index of checkpoints. Parked ones (no job yet) are found by their session.
 pub trait Catalog: Send + Sync {
@@ -165,6 +175,9 @@ pub enum CatalogError {
         /// Path of the catalog.
         path: PathBuf,
     },
+    /// A record is encrypted with another key, or damaged.
+    #[error("a catalog record cannot be decrypted")]
+    Encrypted,
     /// A record does not decode.
     #[error("catalog record {key:?} does not decode")]
     Record {

@@ -3,10 +3,16 @@
 //! Trees: `jobs` has `job NUL generation` (big-endian, so that a scan is in order), `parked` has the session id,
 //! `last` has the highest generation a job ever used; `region` under `position` the region's uuid and position.
 //! Values are protobuf [`Checkpoint`]s.
+//!
+//! An encrypted catalog has a code of 16 bytes in place of `job NUL` and of the job in `last`, and its values are
+//! encrypted.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::ops::Bound;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use permafrost_protocol::control::Checkpoint;
 use prost::Message;
@@ -14,7 +20,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use sled::{Db, IVec, Tree};
 
-use super::{Around, Catalog, CatalogError, RegionPosition};
+use super::{Around, Catalog, CatalogError, RecordCipher, RegionPosition};
 
 /// sled's page cache, bytes. Its default of 1 GiB is out of all proportion to an index of this size.
 const CACHE_BYTES: u64 = 4 << 20;
@@ -41,6 +47,7 @@ pub struct SledCatalog {
     parked: Tree,
     last: Tree,
     region: Tree,
+    cipher: Option<Arc<dyn RecordCipher>>,
     // Last but one, so that the trees go first.
     db: Db,
     /// Lock on the database's directory, held as long as the database is open.
@@ -57,16 +64,35 @@ impl SledCatalog {
     /// # Errors
     /// Another process has it; an empty database cannot be made there either.
     pub fn open_or_replace(path: &Path) -> Result<(Self, Opened), CatalogError> {
+        Self::open_with(path, None)
+    }
+
+    /// Opens or makes an encrypted database, as [`open_or_replace`](Self::open_or_replace) does. One that another key
+    /// was used for is replaced, too.
+    ///
+    /// # Errors
+    /// The errors of [`open_or_replace`](Self::open_or_replace).
+    pub fn open_encrypted(
+        path: &Path,
+        cipher: Arc<dyn RecordCipher>,
+    ) -> Result<(Self, Opened), CatalogError> {
+        Self::open_with(path, Some(cipher))
+    }
+
+    fn open_with(
+        path: &Path,
+        cipher: Option<Arc<dyn RecordCipher>>,
+    ) -> Result<(Self, Opened), CatalogError> {
         let lock = lock_directory(path)?;
         let existed = path.exists();
         // sled is known to panic on some damaged files.
-        let attempt = std::panic::catch_unwind(|| {
-            let catalog = Self::open(path)?;
+        let attempt = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let catalog = Self::open(path, cipher.clone())?;
             // Each record is decoded, and none kept.
-            catalog.visit_sealed(("", 0), &mut |_| true)?;
+            catalog.visit_all(&mut |_| true)?;
             catalog.all_parked()?;
             Ok::<_, CatalogError>(catalog)
-        });
+        }));
         let reason = match attempt {
             Ok(Ok(catalog)) => {
                 let opened = if existed {
@@ -81,12 +107,12 @@ impl SledCatalog {
         };
         let aside = put_aside(path).map_err(sled::Error::from)?;
         Ok((
-            Self::open(path)?.with(lock),
+            Self::open(path, cipher)?.with(lock),
             Opened::Replaced { aside, reason },
         ))
     }
 
-    fn open(path: &Path) -> Result<Self, CatalogError> {
+    fn open(path: &Path, cipher: Option<Arc<dyn RecordCipher>>) -> Result<Self, CatalogError> {
         let db = sled::Config::new()
             .path(path)
             .cache_capacity(CACHE_BYTES)
@@ -96,6 +122,7 @@ impl SledCatalog {
             parked: db.open_tree("parked")?,
             last: db.open_tree("last")?,
             region: db.open_tree("region")?,
+            cipher,
             db,
             _lock: None,
         })
@@ -141,18 +168,14 @@ impl Catalog for SledCatalog {
     fn put(&self, checkpoint: &Checkpoint) -> Result<(), CatalogError> {
         let value = checkpoint.encode_to_vec();
         if checkpoint.generation == 0 {
-            self.parked.insert(checkpoint.session.as_bytes(), value)?;
+            let key = checkpoint.session.as_bytes();
+            self.parked.insert(key, self.seal(key, value))?;
             return Ok(());
         }
-        self.jobs
-            .insert(job_key(&checkpoint.job, checkpoint.generation), value)?;
-        if checkpoint.generation > self.last_generation(&checkpoint.job)? {
-            self.last.insert(
-                checkpoint.job.as_bytes(),
-                &checkpoint.generation.to_be_bytes(),
-            )?;
-        }
-        Ok(())
+        let key = self.job_key(&checkpoint.job, checkpoint.generation);
+        let value = self.seal(&key, value);
+        self.jobs.insert(key, value)?;
+        self.raise_last(&checkpoint.job, checkpoint.generation)
     }
 
     fn remove(&self, checkpoint: &Checkpoint) -> Result<(), CatalogError> {
@@ -160,36 +183,45 @@ impl Catalog for SledCatalog {
             self.parked.remove(checkpoint.session.as_bytes())?;
         } else {
             self.jobs
-                .remove(job_key(&checkpoint.job, checkpoint.generation))?;
+                .remove(self.job_key(&checkpoint.job, checkpoint.generation))?;
         }
         Ok(())
     }
 
     fn find(&self, job: &str, generation: u64) -> Result<Option<Checkpoint>, CatalogError> {
-        let key = job_key(job, generation);
+        let key = self.job_key(job, generation);
         self.jobs
             .get(&key)?
-            .map(|value| decode(&key, &value))
+            .map(|value| self.decode(&key, &value))
             .transpose()
     }
 
     fn head(&self, job: &str) -> Result<Option<Checkpoint>, CatalogError> {
         let last = self
             .jobs
-            .scan_prefix(job_prefix(job))
+            .scan_prefix(self.job_prefix(job))
             .next_back()
             .transpose()?;
-        last.map(|(key, value)| decode(&key, &value)).transpose()
+        last.map(|(key, value)| self.decode(&key, &value))
+            .transpose()
     }
 
     fn around(&self, job: &str, generation: u64) -> Result<Around, CatalogError> {
-        let at = job_key(job, generation);
-        let older = self.jobs.range(job_prefix(job)..at.clone()).next_back();
-        let after = (Bound::Excluded(at), Bound::Included(job_key(job, u64::MAX)));
+        let at = self.job_key(job, generation);
+        let older = self
+            .jobs
+            .range(self.job_prefix(job)..at.clone())
+            .next_back();
+        let after = (
+            Bound::Excluded(at),
+            Bound::Included(self.job_key(job, u64::MAX)),
+        );
         let newer = self.jobs.range::<Vec<u8>, _>(after).next();
         let decoded = |found: Option<sled::Result<(IVec, IVec)>>| {
             let found = found.transpose()?;
-            found.map(|(key, value)| decode(&key, &value)).transpose()
+            found
+                .map(|(key, value)| self.decode(&key, &value))
+                .transpose()
         };
         Ok(Around {
             older: decoded(older)?,
@@ -200,28 +232,37 @@ impl Catalog for SledCatalog {
     fn parked(&self, session: &str) -> Result<Option<Checkpoint>, CatalogError> {
         self.parked
             .get(session)?
-            .map(|value| decode(session.as_bytes(), &value))
+            .map(|value| self.decode(session.as_bytes(), &value))
             .transpose()
     }
 
     fn list(&self, job: Option<&str>) -> Result<Vec<Checkpoint>, CatalogError> {
         let sealed = match job {
-            Some(job) => self.jobs.scan_prefix(job_prefix(job)),
+            Some(job) => self.jobs.scan_prefix(self.job_prefix(job)),
             None => self.jobs.iter(),
         };
         let parked = self.parked.iter();
-        sealed
+        let records: Result<Vec<_>, CatalogError> = sealed
             .chain(parked)
             .filter_map(|item| {
                 let record = item
                     .map_err(CatalogError::from)
-                    .and_then(|(key, value): (IVec, IVec)| decode(&key, &value));
+                    .and_then(|(key, value): (IVec, IVec)| self.decode(&key, &value));
                 match record {
                     Ok(record) if job.is_some_and(|job| record.job != job) => None,
                     other => Some(other),
                 }
             })
-            .collect()
+            .collect();
+        let mut records = records?;
+        if self.cipher.is_some() {
+            // Codes of jobs are in no order.
+            records.sort_by_cached_key(|record| {
+                let is_parked = record.generation == 0;
+                (is_parked, record.job.clone(), record.generation)
+            });
+        }
+        Ok(records)
     }
 
     fn visit_sealed(
@@ -229,20 +270,26 @@ impl Catalog for SledCatalog {
         (job, generation): (&str, u64),
         visit: &mut dyn FnMut(Checkpoint) -> bool,
     ) -> Result<(), CatalogError> {
-        let after = Bound::Excluded(job_key(job, generation));
-        for item in self.jobs.range::<Vec<u8>, _>((after, Bound::Unbounded)) {
-            let (key, value) = item?;
-            if !visit(decode(&key, &value)?) {
-                break;
-            }
+        if self.cipher.is_some() {
+            // Codes of jobs are in no order: all records are read for each part of them.
+            let mut records = self.list(None)?;
+            records.retain(|one| {
+                one.generation > 0 && (one.job.as_str(), one.generation) > (job, generation)
+            });
+            let _ = records.into_iter().all(visit);
+            return Ok(());
         }
-        Ok(())
+        let after = (
+            Bound::Excluded(self.job_key(job, generation)),
+            Bound::Unbounded,
+        );
+        self.visit_range(after, visit)
     }
 
     fn all_parked(&self) -> Result<Vec<Checkpoint>, CatalogError> {
         let records = self.parked.iter().map(|item| {
             let (key, value) = item?;
-            decode(&key, &value)
+            self.decode(&key, &value)
         });
         records.collect()
     }
@@ -277,32 +324,124 @@ impl Catalog for SledCatalog {
 }
 
 impl SledCatalog {
+    /// Passes over all sealed checkpoints, in the order of their keys, until `visit` returns false.
+    fn visit_all(&self, visit: &mut dyn FnMut(Checkpoint) -> bool) -> Result<(), CatalogError> {
+        self.visit_range((Bound::Unbounded, Bound::Unbounded), visit)
+    }
+
+    fn visit_range(
+        &self,
+        range: (Bound<Vec<u8>>, Bound<Vec<u8>>),
+        visit: &mut dyn FnMut(Checkpoint) -> bool,
+    ) -> Result<(), CatalogError> {
+        for item in self.jobs.range::<Vec<u8>, _>(range) {
+            let (key, value) = item?;
+            if !visit(self.decode(&key, &value)?) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn last_generation(&self, job: &str) -> Result<u64, CatalogError> {
-        let value = self.last.get(job)?;
+        let value = self.last.get(self.job_code(job))?;
         Ok(value
             .and_then(|value| value.as_ref().try_into().ok().map(u64::from_be_bytes))
             .unwrap_or(0))
     }
+
+    /// Records that a job has used the numbers up to `generation`.
+    fn raise_last(&self, job: &str, generation: u64) -> Result<(), CatalogError> {
+        if generation > self.last_generation(job)? {
+            let key = self.job_code(job);
+            self.last.insert(key, &generation.to_be_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Adds everything that a catalog in the clear has.
+    ///
+    /// # Errors
+    /// The index cannot be written.
+    pub fn take_over(&self, contents: &Contents) -> Result<(), CatalogError> {
+        for record in &contents.records {
+            self.put(record)?;
+        }
+        for (job, generation) in &contents.last {
+            self.raise_last(job, *generation)?;
+        }
+        if let Some(position) = &contents.position {
+            self.note(position)?;
+        }
+        self.flush()
+    }
+
+    /// Returns everything in a catalog in the clear.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub fn contents(&self) -> Result<Contents, CatalogError> {
+        let mut last = Vec::new();
+        for item in &self.last {
+            let (key, value) = item?;
+            let job = String::from_utf8_lossy(&key).into_owned();
+            let number = value.as_ref().try_into().map_or(0, u64::from_be_bytes);
+            last.push((job, number));
+        }
+        Ok(Contents {
+            records: self.list(None)?,
+            last,
+            position: self.noted()?,
+        })
+    }
+
+    fn job_code(&self, job: &str) -> Vec<u8> {
+        match &self.cipher {
+            Some(cipher) => cipher.name(job.as_bytes()),
+            None => job.as_bytes().to_vec(),
+        }
+    }
+
+    /// Returns the prefix of a job's keys. A job name has no NUL, so no job's keys are a prefix of another's.
+    fn job_prefix(&self, job: &str) -> Vec<u8> {
+        let mut key = self.job_code(job);
+        if self.cipher.is_none() {
+            key.push(0);
+        }
+        key
+    }
+
+    fn job_key(&self, job: &str, generation: u64) -> Vec<u8> {
+        let mut key = self.job_prefix(job);
+        key.extend_from_slice(&generation.to_be_bytes());
+        key
+    }
+
+    fn seal(&self, key: &[u8], record: Vec<u8>) -> Vec<u8> {
+        match &self.cipher {
+            Some(cipher) => cipher.seal(key, &record),
+            None => record,
+        }
+    }
+
+    fn decode(&self, key: &[u8], value: &[u8]) -> Result<Checkpoint, CatalogError> {
+        let opened = match &self.cipher {
+            Some(cipher) => Cow::Owned(cipher.open(key, value).ok_or(CatalogError::Encrypted)?),
+            None => Cow::Borrowed(value),
+        };
+        Checkpoint::decode(&*opened).map_err(|source| CatalogError::Record {
+            key: String::from_utf8_lossy(key).into_owned(),
+            source,
+        })
+    }
 }
 
-/// Returns the prefix of a job's keys. A job name has no NUL, so no job's keys are a prefix of another's.
-fn job_prefix(job: &str) -> Vec<u8> {
-    let mut key = job.as_bytes().to_vec();
-    key.push(0);
-    key
-}
-
-fn job_key(job: &str, generation: u64) -> Vec<u8> {
-    let mut key = job_prefix(job);
-    key.extend_from_slice(&generation.to_be_bytes());
-    key
-}
-
-fn decode(key: &[u8], value: &[u8]) -> Result<Checkpoint, CatalogError> {
-    Checkpoint::decode(value).map_err(|source| CatalogError::Record {
-        key: String::from_utf8_lossy(key).into_owned(),
-        source,
-    })
+/// Everything in a catalog.
+pub struct Contents {
+    records: Vec<Checkpoint>,
+    /// Highest generation that each job ever used.
+    last: Vec<(String, u64)>,
+    position: Option<RegionPosition>,
 }
 
 #[cfg(test)]

@@ -1,12 +1,46 @@
 //! Parts of the list of checkpoints: what a request asks for, and where the next part begins.
 
-use permafrost_protocol::control::{Checkpoint, Checkpoints, request};
-use permafrost_protocol::manifest::{CheckpointRef, namespace_of};
-
-use crate::{ReadingError, StoreError, checkpoint_name, job_name};
+use permafrost_protocol::control::{Checkpoint, Checkpoints, ErrorCode, ReportedError, request};
+use permafrost_protocol::manifest::{
+    CheckpointRef, CheckpointRefError, JobNameError, check_job_name, namespace_of,
+};
 
 /// Largest number of checkpoints in a part: an answer has to fit a message.
 const MOST: usize = 10_000;
+
+/// A request for a part of the list that makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ListPartError {
+    /// The job name is invalid.
+    #[error("{job:?}: {source}")]
+    Job {
+        /// Name in the request.
+        job: String,
+        /// Rule that it breaks.
+        source: JobNameError,
+    },
+    /// The place to begin behind is none.
+    #[error("{reference:?}: {source}")]
+    After {
+        /// Place in the request.
+        reference: String,
+        /// Rule that it breaks.
+        source: CheckpointRefError,
+    },
+}
+
+impl ReportedError for ListPartError {
+    fn code(&self) -> ErrorCode {
+        ErrorCode::Invalid
+    }
+
+    fn hint(&self) -> &str {
+        match self {
+            Self::Job { .. } => "`permafrost ls` lists the jobs",
+            Self::After { .. } => "give `next` of the part before, or JOB@GENERATION",
+        }
+    }
+}
 
 /// Part of the list of checkpoints, in the order of [`Catalog::list`](super::Catalog::list).
 #[derive(Clone, Debug)]
@@ -31,15 +65,18 @@ impl ListPart {
     ///
     /// # Errors
     /// The job name, or the place to begin behind, is invalid.
-    pub fn new(list: &request::List) -> Result<Self, StoreError> {
+    pub fn new(list: &request::List) -> Result<Self, ListPartError> {
         if !list.job.is_empty() {
-            job_name(&list.job)?;
+            check_job_name(&list.job).map_err(|source| ListPartError::Job {
+                job: list.job.clone(),
+                source,
+            })?;
         }
         let after = match list.after.as_str() {
             "" => After::Start,
             reference if reference.contains('@') => {
                 let parsed = reference.parse::<CheckpointRef>();
-                let parsed = parsed.map_err(|source| ReadingError::Reference {
+                let parsed = parsed.map_err(|source| ListPartError::After {
                     reference: reference.to_owned(),
                     source,
                 })?;
@@ -156,7 +193,7 @@ fn prefix_of(namespace: &str) -> String {
 fn name_in_list(record: &Checkpoint) -> String {
     match record.generation {
         0 => record.session.clone(),
-        _ => checkpoint_name(record),
+        generation => format!("{}@{generation}", record.job),
     }
 }
 

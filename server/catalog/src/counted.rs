@@ -21,14 +21,14 @@ pub struct Stored {
 
 /// Updates the sums of the namespaces with each put and remove. Each of these reads the index one more time;
 /// two threads must not write the same record at the same time.
-pub(crate) struct Counted {
+pub struct Counted {
     inner: Box<dyn Catalog>,
     sums: Arc<NamespaceSums>,
 }
 
 /// Amount that is stored in each namespace, and number of records of each kind.
 #[derive(Debug, Default)]
-pub(crate) struct NamespaceSums(Mutex<Sums>);
+pub struct NamespaceSums(Mutex<Sums>);
 
 #[derive(Debug, Default)]
 struct Sums {
@@ -38,7 +38,7 @@ struct Sums {
 
 impl NamespaceSums {
     /// Returns how much is stored in a namespace.
-    pub(crate) fn stored(&self, namespace: &str) -> Stored {
+    pub fn stored(&self, namespace: &str) -> Stored {
         self.sums()
             .namespaces
             .get(namespace)
@@ -47,12 +47,12 @@ impl NamespaceSums {
     }
 
     /// Returns the namespaces in which something is stored, in no order.
-    pub(crate) fn namespaces(&self) -> Vec<String> {
+    pub fn namespaces(&self) -> Vec<String> {
         self.sums().namespaces.keys().cloned().collect()
     }
 
     /// Returns the number of records of each kind.
-    pub(crate) fn kinds(&self) -> BTreeMap<String, u64> {
+    pub fn kinds(&self) -> BTreeMap<String, u64> {
         self.sums().kinds.clone()
     }
 
@@ -63,7 +63,7 @@ impl NamespaceSums {
 
 impl Counted {
     /// Creates the catalog, without its stored records: each of them is to be counted by [`Counted::count`].
-    pub(crate) fn new(inner: Box<dyn Catalog>) -> Self {
+    pub fn new(inner: Box<dyn Catalog>) -> Self {
         Self {
             inner,
             sums: Arc::default(),
@@ -71,12 +71,12 @@ impl Counted {
     }
 
     /// Returns the catalog that is counted.
-    pub(crate) fn inner(&self) -> &dyn Catalog {
+    pub fn inner(&self) -> &dyn Catalog {
         &*self.inner
     }
 
     /// Counts a stored record: they come by job and generation, parked ones last. `before` is the one before.
-    pub(crate) fn count(&self, record: &Checkpoint, before: Option<Checkpoint>) {
+    pub fn count(&self, record: &Checkpoint, before: Option<Checkpoint>) {
         // Each counts behind the one before of its job.
         let is_of_job = |older: &Checkpoint| record.generation > 0 && older.job == record.job;
         let around = Around {
@@ -87,7 +87,7 @@ impl Counted {
     }
 
     /// Returns the sums, which this catalog keeps up to date.
-    pub(crate) fn sums(&self) -> Arc<NamespaceSums> {
+    pub fn sums(&self) -> Arc<NamespaceSums> {
         Arc::clone(&self.sums)
     }
 
@@ -236,7 +236,7 @@ impl Catalog for Counted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalog::SledCatalog;
+    use crate::SledCatalog;
 
     fn record(job: &str, generation: u64, added_bytes: u64) -> Checkpoint {
         Checkpoint {

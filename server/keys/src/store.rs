@@ -1,0 +1,521 @@
+//! The data keys of all namespaces of a node.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use parking_lot::{Mutex, MutexGuard};
+use permafrost_pmem::{DataKey, KeyId, Region};
+use permafrost_store::{DataKeys, NamespaceKey, PortError};
+use zeroize::Zeroizing;
+
+use crate::catalog::CatalogCipher;
+use crate::error::KeysError;
+use crate::file::{COPIES, Stored};
+use crate::sealed::{open, seal};
+use crate::wrapper::Wrapper;
+
+/// Bytes of an entry, without the name of its namespace.
+const ENTRY_BYTES: usize = 8 + 32 + 8 + 1 + 2;
+/// Purposes of keys that are derived from the store key.
+const SEALING: &[u8; 16] = b"permafrost seals";
+const CATALOG: &[u8; 16] = b"permafrost index";
+
+/// Data keys by namespace, stored under the store key. New checkpoints of a namespace get its current key; others are
+/// kept while segments are encrypted with them.
+pub struct KeyStore {
+    directory: PathBuf,
+    store_key: DataKey,
+    state: Mutex<State>,
+    /// Region that is given the keys.
+    region: OnceLock<Arc<Region>>,
+}
+
+struct State {
+    stored: Stored,
+    entries: Vec<Entry>,
+}
+
+#[derive(Clone)]
+struct Entry {
+    namespace: String,
+    id: KeyId,
+    key: DataKey,
+    created_unix_s: u64,
+    is_current: bool,
+}
+
+impl KeyStore {
+    /// Opens the keys in a directory, or makes a store key if there is none. A store key that is wrapped with `old` is
+    /// wrapped anew.
+    ///
+    /// # Errors
+    /// The wrapper's key is not the one, or does not answer; both copies are damaged; the files cannot be read or
+    /// written.
+    pub fn open(
+        directory: &Path,
+        wrapper: &Wrapper,
+        old: Option<&Wrapper>,
+    ) -> Result<Self, KeysError> {
+        let path = directory.to_owned();
+        std::fs::create_dir_all(&path).map_err(failed("make directory", directory))?;
+        let paths = COPIES.map(|name| directory.join(name));
+        let read = |path: &PathBuf| Stored::read(path).map_err(failed("read keys", path));
+        let copies = [read(&paths[0])?, read(&paths[1])?];
+        let exist = paths.iter().any(|path| path.exists());
+        let newest = copies
+            .iter()
+            .flatten()
+            .max_by_key(|stored| stored.generation);
+        let Some(newest) = newest.cloned() else {
+            if exist {
+                return Err(KeysError::Damaged { path });
+            }
+            return Self::create(directory, wrapper);
+        };
+        let (store_key, is_old) = match wrapper.unwrap(&newest.wrapped) {
+            Ok(Some(key)) => (key, false),
+            other => match old.map(|old| old.unwrap(&newest.wrapped)).transpose()? {
+                Some(Some(key)) => (key, true),
+                _ => {
+                    other?;
+                    return Err(KeysError::OtherKey { path });
+                }
+            },
+        };
+        let store_key = DataKey::new(*store_key);
+        let keys = Self {
+            state: Mutex::new(State {
+                entries: parse(&store_key, &newest).ok_or(KeysError::OtherKey { path })?,
+                stored: newest,
+            }),
+            directory: directory.to_owned(),
+            store_key,
+            region: OnceLock::new(),
+        };
+        let mut state = keys.state();
+        if is_old {
+            let entries = state.entries.clone();
+            state.stored.wrapped = wrapper.wrap(keys.store_key.bytes())?;
+            keys.save(&mut state, entries)?;
+        } else if copies
+            .iter()
+            .any(|copy| copy.as_ref() != Some(&state.stored))
+        {
+            // A crash came between the copies, or one is damaged.
+            keys.write(&state.stored)?;
+        }
+        drop(state);
+        Ok(keys)
+    }
+
+    fn create(directory: &Path, wrapper: &Wrapper) -> Result<Self, KeysError> {
+        let store_key = DataKey::random();
+        let wrapped = wrapper.wrap(store_key.bytes())?;
+        // A wrapper that does not give back what it was given would lose everything.
+        if wrapper.unwrap(&wrapped)?.as_deref() != Some(store_key.bytes()) {
+            let path = directory.to_owned();
+            return Err(KeysError::OtherKey { path });
+        }
+        let stored = Stored {
+            generation: 0,
+            wrapped,
+            sealed: Vec::new(),
+        };
+        let keys = Self {
+            directory: directory.to_owned(),
+            store_key,
+            state: Mutex::new(State {
+                stored,
+                entries: Vec::new(),
+            }),
+            region: OnceLock::new(),
+        };
+        keys.save(&mut keys.state(), Vec::new())?;
+        Ok(keys)
+    }
+
+    /// Gives a region all keys, and those that are made from now on. Called once.
+    pub fn attach(&self, region: &Arc<Region>) {
+        let state = self.state();
+        let _ = self.region.set(Arc::clone(region));
+        state.entries.iter().for_each(|entry| self.give(entry));
+    }
+
+    /// Returns the cipher for the catalog.
+    #[must_use]
+    pub fn catalog_cipher(&self) -> CatalogCipher {
+        CatalogCipher::new(&Zeroizing::new(self.store_key.derive(CATALOG, &[0; 16])))
+    }
+
+    /// Returns all keys, by namespace.
+    #[must_use]
+    pub fn list(&self) -> Vec<NamespaceKey> {
+        let state = self.state();
+        let mut all: Vec<_> = state.entries.iter().map(Entry::describe).collect();
+        all.sort_by(|a, b| (&a.namespace, a.created_unix_s).cmp(&(&b.namespace, b.created_unix_s)));
+        all
+    }
+
+    /// Returns the current key of a namespace. The first time it is made, durably.
+    ///
+    /// # Errors
+    /// The key cannot be stored.
+    pub fn key_for(&self, namespace: &str) -> Result<KeyId, KeysError> {
+        let mut state = self.state();
+        match state.current(namespace) {
+            Some(id) => Ok(id),
+            None => self.add(&mut state, namespace),
+        }
+    }
+
+    /// Makes a new key for a namespace's checkpoints from now on, durably, and returns its id. The one before is kept.
+    ///
+    /// # Errors
+    /// The namespace has no key; the new one cannot be stored.
+    pub fn rotate(&self, namespace: &str) -> Result<KeyId, KeysError> {
+        let mut state = self.state();
+        if state.current(namespace).is_none() {
+            let namespace = namespace.to_owned();
+            return Err(KeysError::NoKey { namespace });
+        }
+        self.add(&mut state, namespace)
+    }
+
+    /// Erases a key that is not current, durably: nothing must be encrypted with it any more.
+    ///
+    /// # Errors
+    /// The change cannot be stored.
+    pub fn retire(&self, id: KeyId) -> Result<(), KeysError> {
+        self.erase(|entry| entry.id == id && !entry.is_current)
+            .map(drop)
+    }
+
+    /// Erases all keys of a namespace, durably, in both copies: what is encrypted with them cannot be read any more.
+    /// Returns their ids.
+    ///
+    /// # Errors
+    /// The namespace has no key; the change cannot be stored.
+    pub fn destroy(&self, namespace: &str) -> Result<Vec<KeyId>, KeysError> {
+        let erased = self.erase(|entry| entry.namespace == namespace)?;
+        if erased.is_empty() {
+            let namespace = namespace.to_owned();
+            return Err(KeysError::NoKey { namespace });
+        }
+        Ok(erased)
+    }
+
+    fn erase(&self, goes: impl Fn(&Entry) -> bool) -> Result<Vec<KeyId>, KeysError> {
+        let mut state = self.state();
+        let (gone, left): (Vec<_>, Vec<_>) = state.entries.iter().cloned().partition(goes);
+        if gone.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.save(&mut state, left)?;
+        let ids: Vec<_> = gone.iter().map(|entry| entry.id).collect();
+        if let Some(region) = self.region.get() {
+            ids.iter().for_each(|&id| region.keys().remove(id));
+        }
+        Ok(ids)
+    }
+
+    fn add(&self, state: &mut State, namespace: &str) -> Result<KeyId, KeysError> {
+        let mut entries = state.entries.clone();
+        for entry in entries
+            .iter_mut()
+            .filter(|entry| entry.namespace == namespace)
+        {
+            entry.is_current = false;
+        }
+        let mut id = KeyId::random();
+        while entries.iter().any(|entry| entry.id == id) {
+            id = KeyId::random();
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let entry = Entry {
+            namespace: namespace.to_owned(),
+            id,
+            key: DataKey::random(),
+            created_unix_s: now.map_or(0, |now| now.as_secs()),
+            is_current: true,
+        };
+        entries.push(entry.clone());
+        // Durable before anything is encrypted with it.
+        self.save(state, entries)?;
+        self.give(&entry);
+        Ok(id)
+    }
+
+    fn give(&self, entry: &Entry) {
+        if let Some(region) = self.region.get() {
+            let uuid = region.usage().uuid;
+            region
+                .keys()
+                .insert(entry.id, entry.key.cipher(uuid.as_bytes()));
+        }
+    }
+
+    /// Stores entries in both copies; the state has them once both are durable.
+    fn save(&self, state: &mut State, entries: Vec<Entry>) -> Result<(), KeysError> {
+        let generation = state.stored.generation + 1;
+        let plain = to_bytes(&entries);
+        let sealed = seal(
+            &sealing_key(&self.store_key),
+            &generation.to_le_bytes(),
+            &plain,
+        );
+        let stored = Stored {
+            generation,
+            wrapped: state.stored.wrapped.clone(),
+            sealed,
+        };
+        // After a failure one copy may have the next generation already.
+        state.stored.generation = generation;
+        self.write(&stored)?;
+        (state.stored, state.entries) = (stored, entries);
+        Ok(())
+    }
+
+    fn write(&self, stored: &Stored) -> Result<(), KeysError> {
+        for name in COPIES {
+            let path = self.directory.join(name);
+            stored.write(&path).map_err(failed("write keys", &path))?;
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+}
+
+impl DataKeys for KeyStore {
+    fn key_for(&self, namespace: &str) -> Result<KeyId, PortError> {
+        Self::key_for(self, namespace).map_err(PortError::new)
+    }
+
+    fn list(&self) -> Vec<NamespaceKey> {
+        Self::list(self)
+    }
+
+    fn rotate(&self, namespace: &str) -> Result<KeyId, PortError> {
+        Self::rotate(self, namespace).map_err(PortError::new)
+    }
+
+    fn retire(&self, id: KeyId) -> Result<(), PortError> {
+        Self::retire(self, id).map_err(PortError::new)
+    }
+
+    fn destroy(&self, namespace: &str) -> Result<(), PortError> {
+        Self::destroy(self, namespace)
+            .map(drop)
+            .map_err(PortError::new)
+    }
+}
+
+impl State {
+    fn current(&self, namespace: &str) -> Option<KeyId> {
+        let mut entries = self.entries.iter();
+        let current = entries.find(|entry| entry.is_current && entry.namespace == namespace);
+        current.map(|entry| entry.id)
+    }
+}
+
+impl Entry {
+    fn describe(&self) -> NamespaceKey {
+        NamespaceKey {
+            namespace: self.namespace.clone(),
+            id: self.id,
+            created_unix_s: self.created_unix_s,
+            is_current: self.is_current,
+        }
+    }
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> KeysError {
+    let path = path.to_owned();
+    move |source| KeysError::Io {
+        action,
+        path,
+        source,
+    }
+}
+
+fn sealing_key(store_key: &DataKey) -> Zeroizing<[u8; 32]> {
+    let derived = Zeroizing::new(store_key.derive(SEALING, &[0; 16]));
+    let mut key = Zeroizing::new([0; 32]);
+    key.copy_from_slice(&derived[..32]);
+    key
+}
+
+fn to_bytes(entries: &[Entry]) -> Zeroizing<Vec<u8>> {
+    let len = |entry: &Entry| ENTRY_BYTES + entry.namespace.len();
+    // Allocated at once: a vector that grows leaves copies behind.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(entries.iter().map(len).sum()));
+    for entry in entries {
+        let name_bytes = u16::try_from(entry.namespace.len()).unwrap_or(u16::MAX);
+        bytes.extend_from_slice(&entry.id.get().to_le_bytes());
+        bytes.extend_from_slice(entry.key.bytes());
+        bytes.extend_from_slice(&entry.created_unix_s.to_le_bytes());
+        bytes.push(u8::from(entry.is_current));
+        bytes.extend_from_slice(&name_bytes.to_le_bytes());
+        bytes.extend_from_slice(entry.namespace.as_bytes());
+    }
+    bytes
+}
+
+fn parse(store_key: &DataKey, stored: &Stored) -> Option<Vec<Entry>> {
+    let context = stored.generation.to_le_bytes();
+    let plain = open(&sealing_key(store_key), &context, &stored.sealed)?;
+    let mut rest = plain.as_slice();
+    let mut entries = Vec::new();
+    while !rest.is_empty() {
+        let (id, after) = rest.split_first_chunk::<8>()?;
+        let (key, after) = after.split_first_chunk::<32>()?;
+        let (created, after) = after.split_first_chunk::<8>()?;
+        let (&is_current, after) = after.split_first()?;
+        let (len, after) = after.split_first_chunk::<2>()?;
+        let (name, after) = after.split_at_checked(usize::from(u16::from_le_bytes(*len)))?;
+        entries.push(Entry {
+            namespace: String::from_utf8(name.to_vec()).ok()?,
+            id: KeyId::new(u64::from_le_bytes(*id))?,
+            key: DataKey::new(*key),
+            created_unix_s: u64::from_le_bytes(*created),
+            is_current: is_current == 1,
+        });
+        rest = after;
+    }
+    Some(entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    struct Setup {
+        dir: tempfile::TempDir,
+    }
+
+    impl Setup {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let setup = Self { dir };
+            for number in [1, 2] {
+                let path = setup.key_file(number);
+                std::fs::write(&path, [number; 32]).unwrap();
+                std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+            }
+            setup
+        }
+
+        fn key_file(&self, number: u8) -> PathBuf {
+            self.dir.path().join(format!("kek-{number}"))
+        }
+
+        fn wrapper(&self, number: u8) -> Wrapper {
+            Wrapper::File(self.key_file(number))
+        }
+
+        fn keys(&self) -> PathBuf {
+            self.dir.path().join("keys")
+        }
+
+        fn open(&self, number: u8, old: Option<u8>) -> Result<KeyStore, KeysError> {
+            let old = old.map(|old| self.wrapper(old));
+            KeyStore::open(&self.keys(), &self.wrapper(number), old.as_ref())
+        }
+    }
+
+    #[test]
+    fn keys_are_kept_rotated_and_destroyed() {
+        let setup = Setup::new();
+        let keys = setup.open(1, None).unwrap();
+        let (a, b) = (keys.key_for("a").unwrap(), keys.key_for("b").unwrap());
+        assert_eq!(keys.key_for("a").unwrap(), a);
+        let next = keys.rotate("a").unwrap();
+        assert!(next != a && keys.key_for("a").unwrap() == next);
+        assert!(matches!(keys.rotate("c"), Err(KeysError::NoKey { .. })));
+        // The current one stays.
+        keys.retire(next).unwrap();
+        let listed = keys.list();
+        assert_eq!(listed.len(), 3);
+        drop(keys);
+        let keys = setup.open(1, None).unwrap();
+        assert_eq!(keys.list(), listed);
+        keys.retire(a).unwrap();
+        assert_eq!(keys.destroy("b").unwrap(), [b]);
+        assert!(matches!(keys.destroy("b"), Err(KeysError::NoKey { .. })));
+        drop(keys);
+        let left = setup.open(1, None).unwrap().list();
+        assert_eq!(left.iter().map(|key| key.id).collect::<Vec<_>>(), [next]);
+        // Names of namespaces are not readable either.
+        let keys = setup.open(1, None).unwrap();
+        keys.key_for("secret-customer").unwrap();
+        for name in COPIES {
+            let bytes = std::fs::read(setup.keys().join(name)).unwrap();
+            assert!(!bytes.windows(8).any(|part| part == b"customer"));
+        }
+    }
+
+    #[test]
+    fn another_key_is_refused_and_the_old_one_wraps_anew() {
+        let setup = Setup::new();
+        let id = setup.open(1, None).unwrap().key_for("a").unwrap();
+        assert!(matches!(
+            setup.open(2, None),
+            Err(KeysError::OtherKey { .. })
+        ));
+        assert_eq!(setup.open(2, Some(1)).unwrap().key_for("a").unwrap(), id);
+        assert!(matches!(
+            setup.open(1, None),
+            Err(KeysError::OtherKey { .. })
+        ));
+        // Given once too often.
+        assert_eq!(setup.open(2, Some(1)).unwrap().key_for("a").unwrap(), id);
+        let echo = Wrapper::Command("cat; :".to_owned());
+        let old = setup.wrapper(2);
+        let keys = KeyStore::open(&setup.keys(), &echo, Some(&old)).unwrap();
+        assert_eq!(keys.key_for("a").unwrap(), id);
+        drop(keys);
+        let failing = Wrapper::Command("exit 4; :".to_owned());
+        let refused = KeyStore::open(&setup.keys(), &failing, None);
+        assert!(matches!(refused, Err(KeysError::Command { .. })));
+        assert!(KeyStore::open(&setup.keys(), &echo, None).is_ok());
+    }
+
+    #[test]
+    fn a_crash_between_the_copies_leaves_one_state_and_a_damaged_copy_is_repaired() {
+        let setup = Setup::new();
+        let keys = setup.open(1, None).unwrap();
+        let a = keys.key_for("a").unwrap();
+        let [first, second] = COPIES.map(|name| setup.keys().join(name));
+        let before = std::fs::read(&second).unwrap();
+        keys.destroy("a").unwrap();
+        drop(keys);
+        // The second copy is not written yet: the key is destroyed, there too.
+        std::fs::write(&second, &before).unwrap();
+        assert!(setup.open(1, None).unwrap().list().is_empty());
+        assert_eq!(
+            std::fs::read(&second).unwrap(),
+            std::fs::read(&first).unwrap()
+        );
+        // The first copy is torn: the state before.
+        std::fs::write(&first, &before[..40]).unwrap();
+        std::fs::write(&second, &before).unwrap();
+        assert_eq!(setup.open(1, None).unwrap().key_for("a").unwrap(), a);
+        std::fs::remove_file(&second).unwrap();
+        assert_eq!(setup.open(1, None).unwrap().key_for("a").unwrap(), a);
+        assert!(second.exists());
+        for path in [&first, &second] {
+            std::fs::write(path, b"damaged").unwrap();
+        }
+        assert!(matches!(
+            setup.open(1, None),
+            Err(KeysError::Damaged { .. })
+        ));
+    }
+}

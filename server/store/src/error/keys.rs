@@ -1,0 +1,42 @@
+//! Errors of requests about keys.
+
+use permafrost_protocol::control::{ErrorCode, ReportedError};
+
+/// Reason why the keys for encryption at rest are not listed or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyRequestError {
+    /// The daemon was started without a key.
+    #[error("nothing is encrypted here")]
+    NotEncrypted,
+    /// An action of another version.
+    #[error("{action:?} is nothing that can be done to keys")]
+    Action {
+        /// Action that was requested.
+        action: String,
+    },
+    /// The namespace has checkpoints, which the cluster lists.
+    #[error("namespace {namespace:?} has {checkpoints} checkpoints here")]
+    InUse {
+        /// Name of the namespace.
+        namespace: String,
+        /// Number of its checkpoints.
+        checkpoints: usize,
+    },
+}
+
+impl ReportedError for KeyRequestError {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::NotEncrypted | Self::InUse { .. } => ErrorCode::Conflict,
+            Self::Action { .. } => ErrorCode::Invalid,
+        }
+    }
+
+    fn hint(&self) -> &'static str {
+        match self {
+            Self::NotEncrypted => "start permafrostd with --key-file or --key-command",
+            Self::Action { .. } => "use the `permafrost` of this node's version",
+            Self::InUse { .. } => "remove them on all nodes first: permafrost rm",
+        }
+    }
+}
