@@ -328,8 +328,11 @@ fn another_key_takes_the_place_of_one_under_readers_and_without_new_maps() {
         let five = map_of(region, 5);
         assert!(*five.read(&five.lookup(0).unwrap().unwrap()).unwrap() == *page(5));
     }
-    // New dumps share with what was moved, and a damaged page stays where it is.
+    // New dumps share with what was moved, and what cannot be read stays where it is.
     let unknown = key(3).0;
+    let opened = setup.again();
+    let region = &opened.region;
+    give(region, 2);
     let survey = region.survey_keys(&|_| None, &[two]);
     assert!(region.change_keys(&survey, unknown, u64::MAX).is_err());
     let three = give(region, 3);

@@ -182,9 +182,12 @@ pub(crate) fn s3() -> Result<()> {
             "--quiet",
             "--locked",
             "--force",
+            // A test waits for the build, not for the server.
+            "--debug",
             "--features",
             "binary",
         ])
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .args(["--version", s3::VERSION, s3::PACKAGE, "--root"])
         .arg(&root)
         .arg("--target-dir")

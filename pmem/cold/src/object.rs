@@ -23,7 +23,7 @@ use crate::index::Pages;
 const MAGIC: [u8; 8] = *b"PFCOLD01";
 const HEADER_BYTES: usize = 112;
 const DIGEST_BYTES: usize = 32;
-/// Level of compression: of the fast ones that with the best ratio on memory images.
+/// Level of compression: the default of zstd.
 const LEVEL: i32 = 3;
 
 /// Names of what an object belongs to.
