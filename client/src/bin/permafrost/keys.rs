@@ -31,7 +31,7 @@ enum KeysCommand {
     /// Give a namespace a new key, and encrypt its checkpoints anew. The old key is erased when nothing is encrypted
     /// with it any more.
     Rotate {
-        /// The namespace; \"\" for dumps that have no job yet.
+        /// The namespace; an empty one for dumps that have no job yet.
         namespace: String,
     },
     /// Remove a namespace's checkpoints from this node and erase its keys: nobody can read them any more, not even from
