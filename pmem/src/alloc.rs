@@ -285,6 +285,12 @@ impl Space {
     /// ignored.
     fn blank(&self, segment: SegmentNo) {
         let position = self.table.position(segment);
+        let slot = position.and_then(|position| self.table.slots().of(position.header_at));
+        // The entry of a free segment may be of an earlier time, and name a slot whose pages are in an object store.
+        let medium = slot.and_then(|slot| self.medium.get(slot.medium()));
+        if medium.is_none_or(|medium| medium.cold().is_some()) {
+            return;
+        }
         if let (Some(position), None) = (position, self.failure.get()) {
             // SAFETY: nothing holds the segment, and its place is its own until the lock is released.
             let _ = unsafe { self.medium.write(position.header_at, &[0; BLANK_BYTES]) };

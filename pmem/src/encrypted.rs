@@ -15,7 +15,7 @@ use crate::ids::{PageNo, SegmentNo};
 use crate::layout::{RootPage, SegmentHeader};
 use crate::region::Region;
 use crate::root::encrypted_parts;
-use crate::space::Space;
+use crate::space::{LOCATION, Space};
 use crate::table::Position;
 use crate::{PAGE_BYTES, PAGE_SIZE};
 use permafrost_cipher::{BLOCK_BYTES, KeyId, Keyring, PageCipher, UnknownKey};
@@ -80,6 +80,24 @@ impl Space {
     pub(crate) fn key_of(&self, segment: SegmentNo) -> Option<KeyId> {
         let position = self.table.position(segment)?;
         self.key_at(segment, position).ok()?
+    }
+
+    /// Returns the key of a held segment's pages as [`key_of`](Self::key_of) does, but fails if the header cannot be read.
+    pub(crate) fn key_for_sure(&self, segment: SegmentNo) -> Result<Option<KeyId>, SegmentError> {
+        loop {
+            let position = self.table.position(segment);
+            let position_now = position.ok_or(LOCATION)?;
+            let mut bytes = [0; size_of::<u64>()];
+            let key = self.key_at(segment, position_now)?;
+            if position_now.packed_pages.is_none() {
+                let at = position_now.header_at + to_u64(offset_of!(SegmentHeader, key));
+                let read = self.medium.read(at, &mut bytes);
+                read.map_err(SegmentError::Io)?;
+            }
+            if self.table.position(segment) == position {
+                return Ok(key);
+            }
+        }
     }
 
     /// Returns the byte offset of `pages` pages of a segment, as [`locate`](Self::locate) does, and their cipher; `None`
@@ -195,6 +213,24 @@ impl Region {
             }
         }
         counts
+    }
+
+    /// Takes a key from the keyring if no segment is encrypted with it: no dump is sealed under it from then on, and it
+    /// can be erased. Returns false if one is, or may be: one whose header cannot be read, or that is on a medium which
+    /// is not there.
+    #[must_use]
+    pub fn take_unused_key(&self, id: KeyId) -> bool {
+        let cipher = self.space().keys.remove(id);
+        // A seal that found the key has its segments when it gives back the journal.
+        drop(self.journal());
+        let may_have =
+            |segment| !matches!(self.space().key_for_sure(segment), Ok(key) if key != Some(id));
+        let is_here = self.media().iter().all(|medium| medium.problem.is_none());
+        let is_unused = is_here && !self.held_segments().any(may_have);
+        if let (false, Some(cipher)) = (is_unused, cipher) {
+            self.space().keys.give_back(id, cipher);
+        }
+        is_unused
     }
 
     fn held_segments(&self) -> impl Iterator<Item = SegmentNo> {

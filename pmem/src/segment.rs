@@ -112,6 +112,14 @@ impl SegmentWriter {
         }
     }
 
+    /// Fails if the key that pages are encrypted with was taken from the keyring.
+    pub(crate) fn check_key(&self) -> Result<(), ShadowError> {
+        match &self.encryption {
+            Some(key) => Encryption::of(&self.space.keys, key.id).map(drop),
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn space(&self) -> &Arc<Space> {
         &self.space
     }

@@ -24,7 +24,7 @@ use permafrost_cipher::{KeyId, Keyring};
 use permafrost_medium::convert::{to_u64, to_usize};
 use permafrost_medium::{Flushed, LostPage, MEDIUM_SPAN, Medium, MediumSet};
 
-const LOCATION: SegmentError = SegmentError::Fault(MapFault::Location);
+pub(crate) const LOCATION: SegmentError = SegmentError::Fault(MapFault::Location);
 
 /// Shared by everything that belongs to one open region.
 pub(crate) struct Space {

@@ -52,6 +52,7 @@ impl Site {
         let objects = Arc::clone(&self.objects) as Arc<dyn Objects>;
         let index = self.dir.path().join("index");
         let named = ([7; 16], SEGMENT);
+        ColdMedium::create_index(&index).unwrap();
         Arc::new(ColdMedium::open(file, Some(path), &index, named, objects).unwrap())
     }
 

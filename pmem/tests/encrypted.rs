@@ -433,3 +433,48 @@ fn a_damaged_copy_of_an_encrypted_root_is_found() {
         Err(PageError::MapCorrupt { .. })
     ));
 }
+
+#[test]
+fn a_root_page_that_its_nodes_fill_is_read_again() {
+    let setup = Setup::new(8);
+    let region = &setup.region;
+    let one = give(region, 1);
+    // Map nodes of many lengths around a page; the manifest stands elsewhere.
+    for (pages, more) in (100..=300).flat_map(|pages| (0..8).map(move |more| (pages, more))) {
+        let mut shadow = region.begin_encrypted(Some(one)).unwrap();
+        for pages in [pages, more] {
+            let mut map = shadow.map();
+            for index in 0..pages {
+                let flags = (index % 2) as u16;
+                shadow.append_zeros(&mut map, index, flags, 1).unwrap();
+            }
+            shadow.finish(map).unwrap();
+        }
+        let id = CheckpointId::new(u128::from(pages));
+        shadow.seal(id, &[7; 5000], None).unwrap();
+        // What the next open will find.
+        assert_eq!(
+            checkpoint(region, pages).check_root().unwrap(),
+            0,
+            "{pages}, {more}"
+        );
+        region.delete(id).unwrap();
+    }
+}
+
+#[test]
+fn a_dump_is_not_sealed_under_a_key_that_was_taken() {
+    let setup = Setup::new(8);
+    let region = &setup.region;
+    let (one, two) = (give(region, 1), give(region, 2));
+    let early = region.begin_encrypted(Some(one)).unwrap();
+    assert!(region.take_unused_key(one));
+    let refused = early.seal(CheckpointId::new(1), b"m", None).unwrap_err();
+    assert!(refused.to_string().contains("key"), "{refused}");
+    assert!(region.checkpoint(CheckpointId::new(1)).is_none());
+    // One that a segment is encrypted with stays.
+    let late = region.begin_encrypted(Some(two)).unwrap();
+    late.seal(CheckpointId::new(2), b"m", None).unwrap();
+    assert!(!region.take_unused_key(two));
+    assert_eq!(checkpoint(region, 2).manifest().unwrap(), b"m");
+}

@@ -134,9 +134,14 @@ impl Keyring {
         self.has_keys.store(true, Ordering::Release);
     }
 
-    /// Forgets a key. Readers that have its cipher finish what they read.
-    pub fn remove(&self, id: KeyId) {
-        self.ciphers.write().remove(&id);
+    /// Forgets a key, and returns its cipher. Readers that have the cipher finish what they read.
+    pub fn remove(&self, id: KeyId) -> Option<Arc<PageCipher>> {
+        self.ciphers.write().remove(&id)
+    }
+
+    /// Takes a key back that was removed.
+    pub fn give_back(&self, id: KeyId, cipher: Arc<PageCipher>) {
+        self.ciphers.write().insert(id, cipher);
     }
 
     /// Returns true if there never was a key.

@@ -115,16 +115,21 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// Opens the index in a file, which is made if it is missing.
-    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+    /// Makes the file of an index, if it is missing.
+    pub(crate) fn create(path: &Path) -> io::Result<()> {
         use std::os::unix::fs::OpenOptionsExt as _;
         let file = File::options()
-            .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .mode(0o600)
             .open(path)?;
+        file.sync_all()
+    }
+
+    /// Opens the index in a file. A missing one is not made: an empty index names no object, so all would be removed.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let file = File::options().read(true).write(true).open(path)?;
         Ok(Self {
             file,
             known: Mutex::default(),
@@ -191,6 +196,8 @@ mod tests {
             object: 5,
             kept: Pages::of([0, 200].into_iter()),
         };
+        Index::open(&path).err().unwrap();
+        Index::create(&path).unwrap();
         let index = Index::open(&path).unwrap();
         assert_eq!(index.get(3).unwrap(), Entry::default());
         index.set(3, entry).unwrap();

@@ -37,6 +37,14 @@ pub struct ColdMedium {
 }
 
 impl ColdMedium {
+    /// Makes an empty index for a new medium, if there is none.
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub fn create_index(path: &Path) -> io::Result<()> {
+        Index::create(path)
+    }
+
     /// Puts an object store under a medium whose file is at `path`, with an index at `index`. `name` is part of the
     /// names of its objects, and `block_bytes` the size of its slots.
     ///
@@ -351,6 +359,7 @@ mod tests {
             let file = open_sparse_medium(&path, 1 << 20, &OpenOptions::default()).unwrap();
             let objects = Arc::clone(&self.objects) as Arc<dyn Objects>;
             let index = self.dir.path().join("index");
+            ColdMedium::create_index(&index).unwrap();
             ColdMedium::open(file, Some(&path), &index, ([7; 16], BLOCK), objects).unwrap()
         }
     }

@@ -133,6 +133,7 @@ pub fn create_cold(
             .open(&place)?;
         file.write_all(description.text().as_bytes())?;
         file.sync_all()?;
+        ColdMedium::create_index(&index_of(path))?;
         place.parent().map_or(Ok(()), |p| File::open(p)?.sync_all())
     };
     write().map_err(|source| io_error(&place, source))?;

@@ -46,6 +46,11 @@ impl PageMap {
         let _moving = space.lock_moves();
         let located = space.locate_encrypted(place, 1);
         let (at, cipher) = located.map_err(|error| error.at(location))?;
+        if cipher.is_none() && !space.keys.is_unused() {
+            // A page in the clear is not written over an encrypted one whose key cannot be read.
+            let known = space.key_for_sure(place.segment);
+            known.map_err(|error| error.at(location))?;
+        }
         if let (None, Some(key)) = (&cipher, space.locked(place.segment)) {
             return Err(PageError::Locked { location, key }.into());
         }

@@ -84,6 +84,8 @@ pub(crate) struct WrittenObjects {
     objects: Vec<WrittenPages>,
     /// Object that had the last equal page.
     recent: usize,
+    /// Checkpoints that have pages of objects which are not compared with any more: others may have found them there.
+    parents: Vec<Arc<StoredCheckpoint>>,
 }
 
 impl WrittenObjects {
@@ -91,7 +93,8 @@ impl WrittenObjects {
     /// dumped first; of the others the latest.
     pub(crate) fn add(&mut self, object: WrittenPages) {
         if self.objects.len() == MAX_OBJECTS {
-            self.objects.remove(1);
+            let gone = self.objects.remove(1);
+            self.parents.extend(gone.parents);
         }
         let bytes: usize = self.objects.iter().map(WrittenPages::bytes).sum();
         if bytes + object.bytes() <= MAX_BYTES {

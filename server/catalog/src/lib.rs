@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use permafrost_protocol::control::{Checkpoint, Checkpoints};
 
 pub use self::counted::{Counted, NamespaceSums, Stored};
-pub use self::part::{ListPart, ListPartError};
+pub use self::part::{ListPart, ListPartError, in_list_order};
 pub use self::positioned::Positioned;
 pub use self::reconcile::{Hidden, Reconciled, add_missing, reconcile, remove_stale};
 pub use self::sled::{Contents, Opened, SledCatalog};

@@ -1,5 +1,7 @@
 //! Parts of the list of checkpoints: what a request asks for, and where the next part begins.
 
+use std::cmp::Ordering;
+
 use permafrost_protocol::control::{Checkpoint, Checkpoints, ErrorCode, ReportedError, request};
 use permafrost_protocol::manifest::{
     CheckpointRef, CheckpointRefError, JobNameError, check_job_name, namespace_of,
@@ -178,6 +180,18 @@ impl ListPart {
             && (is_parked || !self.is_parked_only)
             && (self.namespace.is_empty()
                 || namespace_of(&record.job) == Ok(self.namespace.as_str()))
+    }
+}
+
+/// Compares checkpoints by their places in the list: sealed ones by job and generation, and behind them parked ones by
+/// session.
+#[must_use]
+pub fn in_list_order(a: &Checkpoint, b: &Checkpoint) -> Ordering {
+    let is_parked = |record: &Checkpoint| record.generation == 0;
+    match (is_parked(a), is_parked(b)) {
+        (false, false) => (&a.job, a.generation).cmp(&(&b.job, b.generation)),
+        (true, true) => a.session.cmp(&b.session),
+        (a, b) => a.cmp(&b),
     }
 }
 

@@ -20,7 +20,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use sled::{Db, IVec, Tree};
 
-use super::{Around, Catalog, CatalogError, RecordCipher, RegionPosition};
+use super::{Around, Catalog, CatalogError, RecordCipher, RegionPosition, in_list_order};
 
 /// sled's page cache, bytes. Its default of 1 GiB is out of all proportion to an index of this size.
 const CACHE_BYTES: u64 = 4 << 20;
@@ -257,10 +257,7 @@ impl Catalog for SledCatalog {
         let mut records = records?;
         if self.cipher.is_some() {
             // Codes of jobs are in no order.
-            records.sort_by_cached_key(|record| {
-                let is_parked = record.generation == 0;
-                (is_parked, record.job.clone(), record.generation)
-            });
+            records.sort_by(in_list_order);
         }
         Ok(records)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use permafrost_catalog::ListPart;
+use permafrost_catalog::{ListPart, in_list_order};
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::{CheckpointRef, JobName};
 use permafrost_store::{
@@ -301,14 +301,7 @@ impl ClusteredStore {
                     entries.iter().map(|entry| &*entry.checkpoint.id).collect();
                 own.retain(|record| !ids.contains(&*record.id));
                 own.extend(entries.into_iter().map(line));
-                own.sort_by(|a, b| {
-                    (a.generation == 0, &a.job, a.generation, &a.session).cmp(&(
-                        b.generation == 0,
-                        &b.job,
-                        b.generation,
-                        &b.session,
-                    ))
-                });
+                own.sort_by(in_list_order);
             }
             Err(error) => {
                 tracing::warn!(%error, "registry not asked: this node's own checkpoints are listed");

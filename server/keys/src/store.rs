@@ -97,7 +97,7 @@ impl KeyStore {
         let mut state = keys.state();
         if is_old {
             let entries = state.entries.clone();
-            state.stored.wrapped = wrapper.wrap(keys.store_key.bytes())?;
+            state.stored.wrapped = wrap_checked(directory, wrapper, &keys.store_key)?;
             keys.save(&mut state, entries)?;
         } else if copies
             .iter()
@@ -112,12 +112,7 @@ impl KeyStore {
 
     fn create(directory: &Path, wrapper: &Wrapper) -> Result<Self, KeysError> {
         let store_key = DataKey::random();
-        let wrapped = wrapper.wrap(store_key.bytes())?;
-        // A wrapper that does not give back what it was given would lose everything.
-        if wrapper.unwrap(&wrapped)?.as_deref() != Some(store_key.bytes()) {
-            let path = directory.to_owned();
-            return Err(KeysError::OtherKey { path });
-        }
+        let wrapped = wrap_checked(directory, wrapper, &store_key)?;
         let stored = Stored {
             generation: 0,
             wrapped,
@@ -212,12 +207,17 @@ impl KeyStore {
         if gone.is_empty() {
             return Ok(Vec::new());
         }
-        self.save(&mut state, left)?;
-        let ids: Vec<_> = gone.iter().map(|entry| entry.id).collect();
-        if let Some(region) = self.region.get() {
-            ids.iter().for_each(|&id| region.keys().remove(id));
+        // First from the keyring: nothing is sealed under them any more when they are erased.
+        let keyring = self.region.get().map(|region| region.keys());
+        let remove = |entry: &Entry| {
+            keyring.map(|keys| keys.remove(entry.id));
+        };
+        gone.iter().for_each(remove);
+        if let Err(error) = self.save(&mut state, left) {
+            gone.iter().for_each(|entry| self.give(entry));
+            return Err(error);
         }
-        Ok(ids)
+        Ok(gone.iter().map(|entry| entry.id).collect())
     }
 
     fn add(&self, state: &mut State, namespace: &str) -> Result<KeyId, KeysError> {
@@ -288,6 +288,20 @@ impl KeyStore {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
+}
+
+/// Wraps the store key. A wrapper that does not give back what it was given would lose everything.
+fn wrap_checked(
+    directory: &Path,
+    wrapper: &Wrapper,
+    store_key: &DataKey,
+) -> Result<Vec<u8>, KeysError> {
+    let wrapped = wrapper.wrap(store_key.bytes())?;
+    if wrapper.unwrap(&wrapped)?.as_deref() == Some(store_key.bytes()) {
+        return Ok(wrapped);
+    }
+    let path = directory.to_owned();
+    Err(KeysError::OtherKey { path })
 }
 
 impl DataKeys for KeyStore {

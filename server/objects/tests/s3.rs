@@ -106,6 +106,7 @@ fn a_cold_medium_survives_the_death_of_its_server() {
         let path = dir.path().join("cold");
         let file = open_sparse_medium(&path, 1 << 20, &OpenOptions::default()).unwrap();
         let index = dir.path().join("index");
+        ColdMedium::create_index(&index).unwrap();
         ColdMedium::open(file, Some(&path), &index, ([7; 16], BLOCK), store).unwrap()
     };
     let page = |n: u8| [n; PAGE_SIZE];

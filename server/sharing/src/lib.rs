@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use permafrost_pmem::{
-    CheckpointId, FindEqual, MapCursor, MapRoot, Region, RunKind, StoredCheckpoint,
+    CheckpointId, CopyId, FindEqual, MapCursor, MapRoot, Region, RunKind, StoredCheckpoint,
 };
 
 /// One page in so many is in the index.
@@ -47,7 +47,8 @@ struct Newest {
 #[derive(Default)]
 struct Index {
     jobs: HashMap<String, Newest>,
-    maps: HashMap<u32, (CheckpointId, MapRoot)>,
+    /// Maps, in the copies of checkpoints that they were read in.
+    maps: HashMap<u32, (CheckpointId, CopyId, MapRoot)>,
     next_map: u32,
     /// Anchors by checksum; the latest one with a checksum counts.
     anchors: HashMap<u32, Anchor>,
@@ -136,7 +137,7 @@ impl SharedPages {
                 .into_iter()
                 .map(|root| (root, anchors(&checkpoint, &root)))
                 .collect();
-            shared.lock().add(&job, id, found);
+            shared.lock().add(&job, (id, checkpoint.copy_id()), found);
         }
     }
 
@@ -152,7 +153,12 @@ impl SharedPages {
 }
 
 impl Index {
-    fn add(&mut self, job: &str, id: CheckpointId, found: Vec<(MapRoot, Vec<(u32, u64)>)>) {
+    fn add(
+        &mut self,
+        job: &str,
+        (id, copy): (CheckpointId, CopyId),
+        found: Vec<(MapRoot, Vec<(u32, u64)>)>,
+    ) {
         // A later one was noted meanwhile.
         let Some(newest) = self.jobs.get_mut(job).filter(|newest| newest.id == id) else {
             return;
@@ -161,7 +167,7 @@ impl Index {
         for (root, anchors) in found {
             let map = self.next_map;
             self.next_map = self.next_map.wrapping_add(1);
-            self.maps.insert(map, (id, root));
+            self.maps.insert(map, (id, copy, root));
             maps.push(map);
             for (crc32, index) in anchors {
                 if self.anchors.len() >= MAX_ANCHORS {
@@ -191,10 +197,10 @@ impl Index {
         self.forget(Some(maps));
     }
 
-    fn find(&self, crc32: u32) -> Option<(CheckpointId, MapRoot, u64)> {
+    fn find(&self, crc32: u32) -> Option<(CheckpointId, CopyId, MapRoot, u64)> {
         let anchor = self.anchors.get(&crc32)?;
-        let (id, root) = self.maps.get(&anchor.map)?;
-        Some((*id, *root, anchor.index))
+        let (id, copy, root) = self.maps.get(&anchor.map)?;
+        Some((*id, *copy, *root, anchor.index))
     }
 }
 
@@ -237,8 +243,13 @@ impl FindEqual for PageFinder {
             if !is_anchor(crc32) {
                 return None;
             }
-            let (id, root, theirs) = self.index.lock().find(crc32)?;
-            let cursor = self.region.checkpoint(id)?.map(&root).cursor();
+            let (id, copy, root, theirs) = self.index.lock().find(crc32)?;
+            // A copy that has taken another's place may hold the same segments, and not refer to the same pages.
+            let checkpoint = self.region.checkpoint(id)?;
+            if checkpoint.copy_id() != copy {
+                return None;
+            }
+            let cursor = checkpoint.map(&root).cursor();
             self.current = Some((cursor, theirs.wrapping_sub(index)));
         }
         let (cursor, shift) = self.current.as_mut()?;

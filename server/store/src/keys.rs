@@ -69,9 +69,10 @@ impl Store {
             let survey = self.survey_keys(&mut last, &old);
             self.change_keys(&survey, &old, new, progress)?
         };
-        let segments = self.region.segments_by_key();
-        for id in old.into_iter().filter(|id| !segments.contains_key(id)) {
-            keys.retire(id)?;
+        for id in old {
+            if self.region.take_unused_key(id) {
+                keys.retire(id)?;
+            }
         }
         tracing::info!(namespace, key = %new, segments = moved, "key rotated");
         Ok(moved)
@@ -106,6 +107,10 @@ impl Store {
         may_remove: bool,
     ) -> Result<u64, StoreError> {
         self.check_writable()?;
+        if namespace.is_empty() {
+            // Dumps that had no name have their pages under it, whatever jobs they are of now.
+            return Err(KeyRequestError::Adopted.into());
+        }
         let all = self.catalog.list(None)?.into_iter();
         let of_it: Vec<control::Checkpoint> = all.filter(|one| is_in(one, namespace)).collect();
         if !may_remove && !of_it.is_empty() {
@@ -127,8 +132,8 @@ impl Store {
 }
 
 fn is_in(record: &control::Checkpoint, namespace: &str) -> bool {
-    match record.generation {
-        0 => namespace.is_empty(),
-        _ => namespace_of(&record.job) == Ok(namespace),
+    match record.job.as_str() {
+        "" => namespace.is_empty(),
+        job => namespace_of(job) == Ok(namespace),
     }
 }

@@ -22,12 +22,15 @@ pub enum KeyRequestError {
         /// Number of its checkpoints.
         checkpoints: usize,
     },
+    /// The key of dumps that had no name: adopted ones, of any job, have their pages under it.
+    #[error("dumps that had no name, of all namespaces, are encrypted with this key")]
+    Adopted,
 }
 
 impl ReportedError for KeyRequestError {
     fn code(&self) -> ErrorCode {
         match self {
-            Self::NotEncrypted | Self::InUse { .. } => ErrorCode::Conflict,
+            Self::NotEncrypted | Self::InUse { .. } | Self::Adopted => ErrorCode::Conflict,
             Self::Action { .. } => ErrorCode::Invalid,
         }
     }
@@ -37,6 +40,7 @@ impl ReportedError for KeyRequestError {
             Self::NotEncrypted => "start permafrostd with --key-file or --key-command",
             Self::Action { .. } => "use the `permafrost` of this node's version",
             Self::InUse { .. } => "remove them on all nodes first: permafrost rm",
+            Self::Adopted => "`permafrost keys rotate \"\"` gives them another key",
         }
     }
 }
