@@ -172,7 +172,7 @@ struct Args {
 #[command(next_help_heading = "Encryption at rest")]
 struct KeyArgs {
     /// Encrypt what is stored from now on, in all namespaces. The file has the 32 random bytes that the data keys in
-    /// DATA_DIR/keys are wrapped with; nobody else may be able to read it. Without it what was encrypted is locked:
+    /// DATA_DIR/keys are wrapped with; nobody else may be able to read it. Without it the daemon does not start again:
     /// keep a copy of it, and of that directory.
     #[arg(long, value_name = "FILE", conflicts_with = "key_command")]
     key_file: Option<PathBuf>,

@@ -106,6 +106,16 @@ fn an_encrypted_process_thaws_with_its_key_only() {
 
     let refused = format!("{:#}", start(dir, Some("other")).expect_err("another key"));
     assert!(refused.contains("wrapped with another key"), "{refused}");
+    let refused = format!("{:#}", start(dir, None).expect_err("no key"));
+    assert!(refused.contains("--key-file"), "{refused}");
+    let kept = dir.join("kept");
+    std::fs::rename(data.join("keys"), &kept).unwrap();
+    let refused = format!("{:#}", start(dir, Some("key")).expect_err("no data keys"));
+    assert!(refused.contains("bring that directory back"), "{refused}");
+    let _ = std::fs::remove_dir_all(data.join("keys"));
+    std::fs::rename(&kept, data.join("keys")).unwrap();
+    // Without the catalog it goes on, and what is encrypted is locked.
+    std::fs::remove_dir_all(data.join("catalog.encrypted")).unwrap();
     let locked = start(dir, None).unwrap();
     let listed = locked.json(&["ls"]).unwrap();
     assert_eq!(

@@ -47,6 +47,12 @@ struct Entry {
 }
 
 impl KeyStore {
+    /// Returns true if there are keys in a directory, or what is left of them.
+    #[must_use]
+    pub fn exists(directory: &Path) -> bool {
+        COPIES.iter().any(|name| directory.join(name).exists())
+    }
+
     /// Opens the keys in a directory, or makes a store key if there is none. A store key that is wrapped with `old` is
     /// wrapped anew.
     ///
@@ -63,13 +69,12 @@ impl KeyStore {
         let paths = COPIES.map(|name| directory.join(name));
         let read = |path: &PathBuf| Stored::read(path).map_err(failed("read keys", path));
         let copies = [read(&paths[0])?, read(&paths[1])?];
-        let exist = paths.iter().any(|path| path.exists());
         let newest = copies
             .iter()
             .flatten()
             .max_by_key(|stored| stored.generation);
         let Some(newest) = newest.cloned() else {
-            if exist {
+            if Self::exists(directory) {
                 return Err(KeysError::Damaged { path });
             }
             return Self::create(directory, wrapper);

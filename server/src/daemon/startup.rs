@@ -54,6 +54,24 @@ pub enum StartError {
     /// The keys for encryption at rest cannot be used.
     #[error(transparent)]
     Keys(#[from] KeysError),
+    /// The catalog is encrypted, and there is no key. To go on would number generations anew, and store them in the clear.
+    #[error(
+        "what is stored here is encrypted: give --key-file or --key-command, or remove {catalog} to go on without what is encrypted"
+    )]
+    NoKey {
+        /// Path of the catalog.
+        catalog: PathBuf,
+    },
+    /// The catalog is encrypted, and the data keys are gone. To make new ones would hide the loss.
+    #[error(
+        "the keys of what is stored here are not in {keys}: bring that directory back, or remove {catalog} to go on without what is encrypted"
+    )]
+    KeysGone {
+        /// Directory of the keys.
+        keys: PathBuf,
+        /// Path of the catalog.
+        catalog: PathBuf,
+    },
     /// The file of quotas cannot be used.
     #[error(transparent)]
     Quotas(#[from] PrivateFileError),
@@ -157,14 +175,26 @@ pub(super) struct MeasuredStore {
     pub(super) catalog_origin: String,
 }
 
+/// Name of the catalog of a node that encrypts, in the data directory.
+const ENCRYPTED_CATALOG: &str = "catalog.encrypted";
+
 /// Opens catalog, region and quotas, and makes the store of them. Its measurements begin with the figures of the last
 /// run.
 pub(super) fn open_store(config: &Config) -> Result<MeasuredStore, StartError> {
     let quotas = config.quotas.as_deref().map(Quotas::load).transpose()?;
-    let keys = config.key.as_ref().map(|key| {
-        let directory = config.data_dir.join("keys");
-        KeyStore::open(&directory, key, config.old_key.as_ref()).map(Arc::new)
-    });
+    let directory = config.data_dir.join("keys");
+    let catalog = config.data_dir.join(ENCRYPTED_CATALOG);
+    if catalog.exists() && config.key.is_none() {
+        return Err(StartError::NoKey { catalog });
+    }
+    if catalog.exists() && !KeyStore::exists(&directory) {
+        let keys = directory;
+        return Err(StartError::KeysGone { keys, catalog });
+    }
+    let keys = config
+        .key
+        .as_ref()
+        .map(|key| KeyStore::open(&directory, key, config.old_key.as_ref()).map(Arc::new));
     let keys = keys.transpose()?;
     // The catalog first: it knows whether there must be a region.
     let (catalog, opened, catalog_path) = open_catalog(config, keys.as_deref())?;
@@ -234,7 +264,7 @@ fn open_catalog(
     if plain_path.exists() {
         contents = Some(SledCatalog::open_or_replace(&plain_path)?.0.contents()?);
     }
-    let path = config.data_dir.join("catalog.encrypted");
+    let path = config.data_dir.join(ENCRYPTED_CATALOG);
     let cipher = Arc::new(keys.catalog_cipher());
     let (catalog, opened) = SledCatalog::open_encrypted(&path, cipher)?;
     if let Some(contents) = contents {
