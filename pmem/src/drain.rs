@@ -154,7 +154,8 @@ fn targets(superblock: &SuperblockState, space: &Space, from: &TierName) -> Vec<
     slower
 }
 
-/// Moves the segments of a slot to the first of some media with room; returns false if there is nothing to move any more.
+/// Moves the segments of a slot to the first of some media with room; returns false if there is nothing to move any
+/// more.
 ///
 /// With a survey most pages go to the object store of that medium: then the survey knows all segments of the slot.
 pub(crate) fn move_slot(

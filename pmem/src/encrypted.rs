@@ -82,7 +82,8 @@ impl Space {
         self.key_at(segment, position).ok()?
     }
 
-    /// Returns the key of a held segment's pages as [`key_of`](Self::key_of) does, but fails if the header cannot be read.
+    /// Returns the key of a held segment's pages as [`key_of`](Self::key_of) does, but fails if the header cannot be
+    /// read.
     pub(crate) fn key_for_sure(&self, segment: SegmentNo) -> Result<Option<KeyId>, SegmentError> {
         loop {
             let position = self.table.position(segment);
@@ -100,9 +101,9 @@ impl Space {
         }
     }
 
-    /// Returns the byte offset of `pages` pages of a segment, as [`locate`](Self::locate) does, and their cipher; `None`
-    /// if they are in the clear. A region that was never given a key does not look for any: whoever then finds a page
-    /// that does not verify asks [`locked`](Self::locked).
+    /// Returns the byte offset of `pages` pages of a segment, as [`locate`](Self::locate) does, and their cipher;
+    /// `None` if they are in the clear. A region that was never given a key does not look for any: whoever then finds
+    /// a page that does not verify asks [`locked`](Self::locked).
     pub(crate) fn locate_encrypted(
         &self,
         place: SegmentPlace,
@@ -239,8 +240,9 @@ impl Region {
         (0..space.table.len()).map(SegmentNo).filter(is_held)
     }
 
-    /// Moves segments with the keys of a survey ([`Region::survey_keys`]), about `max_bytes` of pages: under the key `to`
-    /// from then on. Dumps and readers go on meanwhile. A crash leaves each segment with the one or the other key, whole.
+    /// Moves segments with the keys of a survey ([`Region::survey_keys`]), about `max_bytes` of pages: under the key
+    /// `to` from then on. Dumps and readers go on meanwhile. A crash leaves each segment with the one or the other
+    /// key, whole.
     ///
     /// # Errors
     /// [`CleanError`]; nothing is lost, and what was moved before stays moved.

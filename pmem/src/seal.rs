@@ -69,8 +69,8 @@ impl Shadow {
         if replaces != Some(id) && journal.live().contains_key(&id) {
             return Err(SealError::Exists { id });
         }
-        //    A key that was erased since the dump began: nobody could read the checkpoint. Whoever erases one first takes
-        //    it from the keyring, and then looks for segments that are encrypted with it.
+        //    If the key was erased since the dump began, nobody could read the checkpoint. A key is first taken from the
+        //    keyring, and erased only if no segment is encrypted with it then.
         self.out.check_key()?;
         let change = Change::Seal {
             id,

@@ -280,8 +280,8 @@ impl SegmentWriter {
         })
     }
 
-    /// Writes a root page with the nodes that were taken, twice, with those parts of it encrypted; gives the place of the
-    /// first copy.
+    /// Writes a root page with the nodes that were taken, twice, with those parts of it encrypted; gives the place of
+    /// the first copy.
     pub(crate) fn write_root(
         &mut self,
         taken: &NodesOfRoot,

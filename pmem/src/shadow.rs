@@ -365,8 +365,8 @@ impl Shadow {
         let space = self.out.space();
         let place = space.geometry.place(location, 1).ok()?;
         let (at, cipher) = space.locate_encrypted(place, 1).ok()?;
-        // SAFETY: either this shadow has written the page, once, and a segment that a shadow is writing is not moved; or
-        // it is a parent's, and the list of written objects keeps a reference to that.
+        // SAFETY: either this shadow has written the page, once, and a segment that a shadow is writing is not moved;
+        // or it is a parent's, and the list of written objects keeps a reference to that.
         let theirs = unsafe { space.medium.bytes(at, PAGE_SIZE) }.ok()?;
         let mut decrypted = [0; PAGE_SIZE];
         let theirs = plain(theirs, cipher.as_deref(), location, &mut decrypted);

@@ -285,7 +285,8 @@ pub struct RootPage {
     /// Pages that the checkpoint has behind both copies of its first root page, in the same segment; 0 in all but the
     /// first root page.
     pub pages_behind: U32,
-    /// 1 if nodes and manifest are encrypted, as the segment is: references have the CRC32 of the other bytes. 0 if not.
+    /// 1 if nodes and manifest are encrypted, as the segment is: references have the CRC32 of the other bytes. 0 if
+    /// not.
     pub encrypted: U32,
     /// CRC32 of nodes and manifest, before they were encrypted; 0 if they are not.
     pub encrypted_crc32: U32,

@@ -1,5 +1,5 @@
-//! Counts of what is in use of a region, in memory: no I/O here. [`slots`] counts what is in each slot, [`Liveness`] what
-//! refers to each page, from one survey to the next.
+//! Counts of what is in use of a region, in memory: no I/O here. [`slots`] counts what is in each slot, [`Liveness`]
+//! what refers to each page, from one survey to the next.
 //!
 //! Checkpoints never change, and maps share nodes. So each map node of a higher level is remembered with the pages that
 //! lie below it and in no other remembered node, and with the number of nodes and checkpoints that refer to it. A new
@@ -203,8 +203,8 @@ impl Liveness {
         }
     }
 
-    /// Counts references to pages, or takes them back. A count that reached its end stays there: its page is taken to be
-    /// live for as long as its segment is in use.
+    /// Counts references to pages, or takes them back. A count that reached its end stays there: its page is taken to
+    /// be live for as long as its segment is in use.
     fn count(&mut self, runs: &[(u64, u32)], change: i8) {
         for &(first, pages) in runs {
             for page in first..first + u64::from(pages) {

@@ -252,8 +252,8 @@ impl PageMap {
     }
 
     /// Returns the location of a run's pages in the medium's file, once every one of them was verified: `None` where
-    /// there is no file, for zeros, and for encrypted pages. For `splice`, after which the pipe refers to the pages themselves: the
-    /// checkpoint must be kept until they have been read out of the pipe.
+    /// there is no file, for zeros, and for encrypted pages. For `splice`, after which the pipe refers to the pages
+    /// themselves: the checkpoint must be kept until they have been read out of the pipe.
     ///
     /// # Errors
     /// The errors of [`read`](Self::read).

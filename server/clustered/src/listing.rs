@@ -42,8 +42,8 @@ impl ClusteredStore {
         Ok(listed.into_iter().map(with_state).collect())
     }
 
-    /// Lists a part of the checkpoints. On a single node the cost depends on the part; in a cluster the registry is read
-    /// for all jobs, or for the one.
+    /// Lists a part of the checkpoints. On a single node the cost depends on the part; in a cluster the registry is
+    /// read for all jobs, or for the one.
     ///
     /// # Errors
     /// No such job, or the catalog cannot be read.

@@ -1,10 +1,10 @@
 //! Finds pages that other jobs of a namespace have stored, so that a dump refers to them.
 //!
-//! Jobs that run the same program on the same data, a model server on many machines say, have most pages in common, but
-//! at other addresses. Of the newest checkpoint of each job one page in [`ANCHORS`] is in an index in DRAM, chosen by its
-//! checksum, so that equal pages are chosen everywhere. A page of a dump that equals one of them says where to look for
-//! those that follow it: as far from there as they are from it. So a run of equal pages is found from its first anchor
-//! on, without an index of all pages.
+//! Jobs that run the same program on the same data, a model server on many machines say, have most pages in common,
+//! but at other addresses. Of the newest checkpoint of each job one page in [`ANCHORS`] is in an index in DRAM,
+//! chosen by its checksum, so that equal pages are chosen everywhere. A page of a dump that equals one of them says
+//! where to look for those that follow it: as far from there as they are from it. So a run of equal pages is found
+//! from its first anchor on, without an index of all pages.
 //!
 //! The index only proposes. The region compares a page in full before it refers to it.
 

@@ -54,7 +54,8 @@ pub enum StartError {
     /// The keys for encryption at rest cannot be used.
     #[error(transparent)]
     Keys(#[from] KeysError),
-    /// The catalog is encrypted, and there is no key. To go on would number generations anew, and store them in the clear.
+    /// The catalog is encrypted, and there is no key. To go on would number generations anew, and store them in the
+    /// clear.
     #[error(
         "what is stored here is encrypted: give --key-file or --key-command, or remove {catalog} to go on without what is encrypted"
     )]

@@ -15,7 +15,7 @@ namespace. These commands are for the node itself; in a cluster run them on each
 Examples:
     permafrost keys ls
     permafrost keys rotate team         a new key for the namespace `team`; what it has is encrypted anew
-    permafrost keys destroy team --yes  its checkpoints are gone for good, from old copies of the region, too
+    permafrost keys destroy team --yes  its checkpoints are gone for good (docs/security.md says what is not)
 ";
 
 #[derive(Debug, Args)]
