@@ -209,9 +209,12 @@ impl StoredKeyArgs {
         };
         let beside = || region.with_file_name("keys");
         let directory = self.keys.clone().unwrap_or_else(beside);
-        // One that is not there is not to be made.
-        std::fs::metadata(&directory)
-            .with_context(|| format!("look for keys in {}", directory.display()))?;
+        // Keys that are not there are not to be made.
+        anyhow::ensure!(
+            KeyStore::exists(&directory),
+            "there are no keys in {}: name their directory with --keys",
+            directory.display()
+        );
         Ok(Some(KeyStore::open(&directory, &wrapper, None)?))
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::members;
 use permafrost_agent::host::arguments::in_full;
-use permafrost_catalog::{CatalogError, SledCatalog};
+use permafrost_catalog::MemoryCatalog;
 use permafrost_criu::directory;
 use permafrost_keys::KeyStore;
 use permafrost_pmem::{
@@ -36,9 +36,6 @@ pub enum OfflineError {
         /// Error from opening the region.
         source: OpenError,
     },
-    /// The list of the region's checkpoints cannot be made.
-    #[error("list what the region holds")]
-    Catalog(#[from] CatalogError),
     /// The store cannot list or read what the region holds.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -61,7 +58,6 @@ const UNLISTED: &str = "unlisted";
 struct Opened {
     region: Arc<Region>,
     store: Arc<Store>,
-    _catalog: tempfile::TempDir,
 }
 
 impl Opened {
@@ -99,9 +95,6 @@ impl Opened {
         if let Some(keys) = keys {
             keys.attach(&region);
         }
-        let directory =
-            tempfile::tempdir().map_err(io_error("make a directory in", &std::env::temp_dir()))?;
-        let (catalog, _) = SledCatalog::open_or_replace(&directory.path().join("catalog"))?;
         let place = RegionLocation {
             path: path.to_owned(),
             guarantee,
@@ -109,13 +102,10 @@ impl Opened {
         let store = Store::new(StoreParts::new(
             Arc::clone(&region),
             place,
-            Box::new(catalog),
+            // It names jobs, which an encrypted region keeps from the disk.
+            Box::new(MemoryCatalog::default()),
         ))?;
-        Ok(Self {
-            region,
-            store,
-            _catalog: directory,
-        })
+        Ok(Self { region, store })
     }
 
     /// Reports the faults of the region itself. Returns true if there are none.

@@ -4,6 +4,7 @@
 //! [`reconcile`] corrects it at every start.
 
 mod counted;
+mod memory;
 mod part;
 mod positioned;
 mod reconcile;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 use permafrost_protocol::control::{Checkpoint, Checkpoints};
 
 pub use self::counted::{Counted, NamespaceSums, Stored};
+pub use self::memory::MemoryCatalog;
 pub use self::part::{ListPart, ListPartError, in_list_order};
 pub use self::positioned::Positioned;
 pub use self::reconcile::{Hidden, Reconciled, add_missing, reconcile, remove_stale};
@@ -76,7 +78,7 @@ pub trait Catalog: Send + Sync {
     fn list(&self, job: Option<&str>) -> Result<Vec<Checkpoint>, CatalogError>;
 
     /// Passes over the sealed checkpoints behind a job's generation, by job and generation, until `visit` returns
-    /// false. Keeps one in memory at a time; costs nothing for those before.
+    /// false. Keeps one in memory at a time; costs nothing for those before, and those behind the last one visited.
     ///
     /// # Errors
     /// The index cannot be read.

@@ -5,22 +5,24 @@
 //! Values are protobuf [`Checkpoint`]s.
 //!
 //! An encrypted catalog has a code of 16 bytes in place of `job NUL` and of the job in `last`, and its values are
-//! encrypted.
+//! encrypted. Codes are in no order, so the names of its jobs are kept in memory, in order.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::ops::Bound;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use parking_lot::RwLock;
 use permafrost_protocol::control::Checkpoint;
 use prost::Message;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use sled::{Db, IVec, Tree};
 
-use super::{Around, Catalog, CatalogError, RecordCipher, RegionPosition, in_list_order};
+use super::{Around, Catalog, CatalogError, RecordCipher, RegionPosition};
 
 /// sled's page cache, bytes. Its default of 1 GiB is out of all proportion to an index of this size.
 const CACHE_BYTES: u64 = 4 << 20;
@@ -48,6 +50,9 @@ pub struct SledCatalog {
     last: Tree,
     region: Tree,
     cipher: Option<Arc<dyn RecordCipher>>,
+    /// Jobs with sealed checkpoints, of an encrypted catalog. A job is added behind its record, and removed only while
+    /// it has none, so none is missing.
+    jobs_in_order: RwLock<BTreeSet<Box<str>>>,
     // Last but one, so that the trees go first.
     db: Db,
     /// Lock on the database's directory, held as long as the database is open.
@@ -89,7 +94,10 @@ impl SledCatalog {
         let attempt = std::panic::catch_unwind(AssertUnwindSafe(|| {
             let catalog = Self::open(path, cipher.clone())?;
             // Each record is decoded, and none kept.
-            catalog.visit_all(&mut |_| true)?;
+            catalog.visit_all(&mut |record| {
+                catalog.remember(&record.job);
+                true
+            })?;
             catalog.all_parked()?;
             Ok::<_, CatalogError>(catalog)
         }));
@@ -123,6 +131,7 @@ impl SledCatalog {
             last: db.open_tree("last")?,
             region: db.open_tree("region")?,
             cipher,
+            jobs_in_order: RwLock::default(),
             db,
             _lock: None,
         })
@@ -175,6 +184,7 @@ impl Catalog for SledCatalog {
         let key = self.job_key(&checkpoint.job, checkpoint.generation);
         let value = self.seal(&key, value);
         self.jobs.insert(key, value)?;
+        self.remember(&checkpoint.job);
         self.raise_last(&checkpoint.job, checkpoint.generation)
     }
 
@@ -184,6 +194,7 @@ impl Catalog for SledCatalog {
         } else {
             self.jobs
                 .remove(self.job_key(&checkpoint.job, checkpoint.generation))?;
+            self.forget(&checkpoint.job)?;
         }
         Ok(())
     }
@@ -237,28 +248,22 @@ impl Catalog for SledCatalog {
     }
 
     fn list(&self, job: Option<&str>) -> Result<Vec<Checkpoint>, CatalogError> {
-        let sealed = match job {
-            Some(job) => self.jobs.scan_prefix(self.job_prefix(job)),
-            None => self.jobs.iter(),
-        };
-        let parked = self.parked.iter();
-        let records: Result<Vec<_>, CatalogError> = sealed
-            .chain(parked)
-            .filter_map(|item| {
-                let record = item
-                    .map_err(CatalogError::from)
-                    .and_then(|(key, value): (IVec, IVec)| self.decode(&key, &value));
-                match record {
-                    Ok(record) if job.is_some_and(|job| record.job != job) => None,
-                    other => Some(other),
+        let mut records = Vec::new();
+        match job {
+            Some(job) => {
+                for item in self.jobs.scan_prefix(self.job_prefix(job)) {
+                    let (key, value) = item?;
+                    records.push(self.decode(&key, &value)?);
                 }
-            })
-            .collect();
-        let mut records = records?;
-        if self.cipher.is_some() {
-            // Codes of jobs are in no order.
-            records.sort_by(in_list_order);
+            }
+            None => self.visit_sealed(("", 0), &mut |record| {
+                records.push(record);
+                true
+            })?,
         }
+        let mut parked = self.all_parked()?;
+        parked.retain(|record| job.is_none_or(|job| record.job == job));
+        records.extend(parked);
         Ok(records)
     }
 
@@ -267,20 +272,21 @@ impl Catalog for SledCatalog {
         (job, generation): (&str, u64),
         visit: &mut dyn FnMut(Checkpoint) -> bool,
     ) -> Result<(), CatalogError> {
-        if self.cipher.is_some() {
-            // Codes of jobs are in no order: all records are read for each part of them.
-            let mut records = self.list(None)?;
-            records.retain(|one| {
-                one.generation > 0 && (one.job.as_str(), one.generation) > (job, generation)
-            });
-            let _ = records.into_iter().all(visit);
+        let after = Bound::Excluded(self.job_key(job, generation));
+        if self.cipher.is_none() {
+            self.visit_range((after, Bound::Unbounded), visit)?;
             return Ok(());
         }
-        let after = (
-            Bound::Excluded(self.job_key(job, generation)),
-            Bound::Unbounded,
-        );
-        self.visit_range(after, visit)
+        // Job by job: the rest of this one, and then those behind it.
+        let last = |job: &str| Bound::Included(self.job_key(job, u64::MAX));
+        let mut goes_on = self.visit_range((after, last(job)), visit)?;
+        let mut before = Box::<str>::from(job);
+        while goes_on && let Some(next) = self.job_after(&before) {
+            let first = Bound::Included(self.job_key(&next, 0));
+            goes_on = self.visit_range((first, last(&next)), visit)?;
+            before = next;
+        }
+        Ok(())
     }
 
     fn all_parked(&self) -> Result<Vec<Checkpoint>, CatalogError> {
@@ -324,20 +330,48 @@ impl SledCatalog {
     /// Passes over all sealed checkpoints, in the order of their keys, until `visit` returns false.
     fn visit_all(&self, visit: &mut dyn FnMut(Checkpoint) -> bool) -> Result<(), CatalogError> {
         self.visit_range((Bound::Unbounded, Bound::Unbounded), visit)
+            .map(drop)
     }
 
+    /// Returns false if `visit` has returned false.
     fn visit_range(
         &self,
         range: (Bound<Vec<u8>>, Bound<Vec<u8>>),
         visit: &mut dyn FnMut(Checkpoint) -> bool,
-    ) -> Result<(), CatalogError> {
+    ) -> Result<bool, CatalogError> {
         for item in self.jobs.range::<Vec<u8>, _>(range) {
             let (key, value) = item?;
             if !visit(self.decode(&key, &value)?) {
-                break;
+                return Ok(false);
             }
         }
+        Ok(true)
+    }
+
+    /// Adds the name of a job that has a record, if names are not in the keys.
+    fn remember(&self, job: &str) {
+        if self.cipher.is_some() && !self.jobs_in_order.read().contains(job) {
+            self.jobs_in_order.write().insert(job.into());
+        }
+    }
+
+    /// Removes the name of a job that has no record left.
+    fn forget(&self, job: &str) -> Result<(), CatalogError> {
+        if self.cipher.is_none() {
+            return Ok(());
+        }
+        let mut jobs = self.jobs_in_order.write();
+        let left = self.jobs.scan_prefix(self.job_prefix(job)).next();
+        if left.transpose()?.is_none() {
+            jobs.remove(job);
+        }
         Ok(())
+    }
+
+    fn job_after(&self, job: &str) -> Option<Box<str>> {
+        let jobs = self.jobs_in_order.read();
+        let after = (Bound::Excluded(job), Bound::Unbounded);
+        jobs.range::<str, _>(after).next().cloned()
     }
 
     fn last_generation(&self, job: &str) -> Result<u64, CatalogError> {
@@ -442,79 +476,5 @@ pub struct Contents {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sealed(job: &str, generation: u64) -> Checkpoint {
-        Checkpoint {
-            job: job.into(),
-            generation,
-            id: format!("{job}-{generation}"),
-            ..Checkpoint::default()
-        }
-    }
-
-    #[test]
-    fn generations_are_ordered_and_never_reused() {
-        let dir = tempfile::tempdir().unwrap();
-        let (catalog, opened) = SledCatalog::open_or_replace(&dir.path().join("catalog")).unwrap();
-        assert_eq!(opened, Opened::Created);
-        for generation in [1, 2, 255, 256, 300] {
-            catalog.put(&sealed("a", generation)).unwrap();
-        }
-        catalog.put(&sealed("ab", 900)).unwrap();
-        assert_eq!(catalog.head("a").unwrap().unwrap().generation, 300);
-        assert_eq!(catalog.list(Some("a")).unwrap().len(), 5);
-        for (generation, older, newer) in [
-            (1, 0, 2),
-            (3, 2, 255),
-            (256, 255, 300),
-            (300, 256, 0),
-            (u64::MAX, 300, 0),
-        ] {
-            let around = catalog.around("a", generation).unwrap();
-            let number = |one: &Option<Checkpoint>| one.as_ref().map_or(0, |one| one.generation);
-            assert_eq!(
-                (number(&around.older), number(&around.newer)),
-                (older, newer)
-            );
-        }
-        catalog.remove(&sealed("a", 300)).unwrap();
-        assert_eq!(catalog.head("a").unwrap().unwrap().generation, 256);
-        assert_eq!(catalog.next_generation("a").unwrap(), 301);
-        assert_eq!(catalog.next_generation("new").unwrap(), 1);
-    }
-
-    #[test]
-    fn a_database_that_does_not_open_is_put_aside() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("catalog");
-        drop(SledCatalog::open_or_replace(&path).unwrap());
-        for file in ["conf", "db"] {
-            std::fs::write(path.join(file), b"not a database").unwrap();
-        }
-        let (catalog, opened) = SledCatalog::open_or_replace(&path).unwrap();
-        let Opened::Replaced { aside, .. } = opened else {
-            panic!("opened {opened:?}")
-        };
-        assert!(aside.join("conf").exists());
-        assert!(catalog.list(None).unwrap().is_empty());
-    }
-
-    #[test]
-    fn a_database_that_another_has_is_left_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("catalog");
-        let (first, _) = SledCatalog::open_or_replace(&path).unwrap();
-        first.put(&sealed("a", 1)).unwrap();
-        let refused = SledCatalog::open_or_replace(&path).map(|(_, opened)| opened);
-        assert!(
-            matches!(refused, Err(CatalogError::InUse { .. })),
-            "{refused:?}"
-        );
-        drop(first);
-        let (again, opened) = SledCatalog::open_or_replace(&path).unwrap();
-        assert_eq!(opened, Opened::Existing);
-        assert_eq!(again.list(None).unwrap().len(), 1);
-    }
-}
+#[path = "sled_tests.rs"]
+mod tests;

@@ -59,6 +59,15 @@ pub enum KeysError {
         /// Directory of the stored keys.
         path: PathBuf,
     },
+    /// An earlier change of a namespace's keys failed half-way, and cannot be completed: a restart might find another
+    /// key than the one that is in memory.
+    #[error("the keys of namespace {namespace:?} are not stored safely")]
+    Unsettled {
+        /// Name of the namespace.
+        namespace: String,
+        /// Error of this attempt.
+        source: Box<KeysError>,
+    },
     /// A namespace has no key.
     #[error("namespace {namespace:?} has no key")]
     NoKey {
@@ -77,7 +86,9 @@ impl ReportedError for KeysError {
 
     fn hint(&self) -> &'static str {
         match self {
-            Self::Io { .. } => "check the data directory, its room and its permissions",
+            Self::Io { .. } | Self::Unsettled { .. } => {
+                "check the data directory, its room and its permissions"
+            }
             Self::KeyFile { .. } => {
                 "make one with: (umask 077; head -c 32 /dev/urandom > FILE), and keep a copy of it elsewhere"
             }

@@ -11,13 +11,14 @@
 //! | | zeros, as far as the file was ever longer |
 //!
 //! A change overwrites one copy in its place, durably, and then the other: a crash leaves at least one of them intact,
-//! and what was erased is overwritten in both.
+//! and what was erased is overwritten in both. A copy that is not there yet is written beside its place and renamed, so
+//! that it is there whole or not at all.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use permafrost_store::private;
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 
 const MAGIC: [u8; 8] = *b"PFKEYS\0\x01";
@@ -78,25 +79,29 @@ impl Stored {
         Ok(Self::parse(&bytes))
     }
 
-    /// Overwrites a copy in its place, durably, to its old end.
+    /// Makes a copy, or overwrites it in its place to its old end, durably.
     pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
-        let is_new = !path.exists();
-        let mut file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)?;
         let mut bytes = self.to_bytes();
+        let mut file = match File::options().write(true).open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                private::replace(path, &bytes)?;
+                return sync_parent(path);
+            }
+            file => file?,
+        };
         let before = usize::try_from(file.metadata()?.len()).unwrap_or(0);
         bytes.resize(bytes.len().max(before), 0);
         file.write_all(&bytes)?;
-        file.sync_all()?;
-        if is_new && let Some(directory) = path.parent() {
-            File::open(directory)?.sync_all()?;
-        }
-        Ok(())
+        file.sync_all()
     }
+}
+
+/// Makes the entries of the directory that `path` is in durable.
+pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().unwrap_or(path);
+    let is_here = parent.as_os_str().is_empty();
+    let directory = if is_here { Path::new(".") } else { parent };
+    File::open(directory)?.sync_all()
 }
 
 #[cfg(test)]

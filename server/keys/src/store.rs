@@ -1,5 +1,6 @@
 //! The data keys of all namespaces of a node.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -12,7 +13,7 @@ use zeroize::Zeroizing;
 
 use crate::catalog::CatalogCipher;
 use crate::error::KeysError;
-use crate::file::{COPIES, Stored};
+use crate::file::{COPIES, Stored, sync_parent};
 use crate::sealed::{open, seal};
 use crate::wrapper::Wrapper;
 
@@ -35,6 +36,10 @@ pub struct KeyStore {
 struct State {
     stored: Stored,
     entries: Vec<Entry>,
+    /// Copy that is written first: the one that a failed write may have torn, so that the other one stays intact.
+    first: usize,
+    /// Namespaces whose keys a restart might find otherwise than in `entries`, because a write failed.
+    unsettled: BTreeSet<String>,
 }
 
 #[derive(Clone)]
@@ -90,29 +95,35 @@ impl KeyStore {
             },
         };
         let store_key = DataKey::new(*store_key);
-        let keys = Self {
-            state: Mutex::new(State {
-                entries: parse(&store_key, &newest).ok_or(KeysError::OtherKey { path })?,
-                stored: newest,
-            }),
-            directory: directory.to_owned(),
-            store_key,
-            region: OnceLock::new(),
-        };
-        let mut state = keys.state();
+        let entries = parse(&store_key, &newest).ok_or(KeysError::OtherKey { path })?;
+        // A crash came between the copies, or one is damaged: never the intact one is written to first.
+        for (path, copy) in paths.iter().zip(&copies) {
+            if copy.as_ref() != Some(&newest) {
+                newest.write(path).map_err(failed("write keys", path))?;
+            }
+        }
+        let keys = Self::of(directory, store_key, newest, entries);
         if is_old {
+            let mut state = keys.state();
             let entries = state.entries.clone();
             state.stored.wrapped = wrap_checked(directory, wrapper, &keys.store_key)?;
             keys.save(&mut state, entries)?;
-        } else if copies
-            .iter()
-            .any(|copy| copy.as_ref() != Some(&state.stored))
-        {
-            // A crash came between the copies, or one is damaged.
-            keys.write(&state.stored)?;
         }
-        drop(state);
         Ok(keys)
+    }
+
+    fn of(directory: &Path, store_key: DataKey, stored: Stored, entries: Vec<Entry>) -> Self {
+        Self {
+            directory: directory.to_owned(),
+            store_key,
+            state: Mutex::new(State {
+                stored,
+                entries,
+                first: 0,
+                unsettled: BTreeSet::new(),
+            }),
+            region: OnceLock::new(),
+        }
     }
 
     fn create(directory: &Path, wrapper: &Wrapper) -> Result<Self, KeysError> {
@@ -123,15 +134,9 @@ impl KeyStore {
             wrapped,
             sealed: Vec::new(),
         };
-        let keys = Self {
-            directory: directory.to_owned(),
-            store_key,
-            state: Mutex::new(State {
-                stored,
-                entries: Vec::new(),
-            }),
-            region: OnceLock::new(),
-        };
+        let keys = Self::of(directory, store_key, stored, Vec::new());
+        // Whatever is encrypted is written later: the keys must not be what a power failure takes.
+        sync_parent(directory).map_err(failed("make durable", directory))?;
         keys.save(&mut keys.state(), Vec::new())?;
         Ok(keys)
     }
@@ -161,9 +166,10 @@ impl KeyStore {
     /// Returns the current key of a namespace. The first time it is made, durably.
     ///
     /// # Errors
-    /// The key cannot be stored.
+    /// The key cannot be stored, or an earlier change of the namespace's keys cannot.
     pub fn key_for(&self, namespace: &str) -> Result<KeyId, KeysError> {
         let mut state = self.state();
+        self.settle(&mut state, namespace)?;
         match state.current(namespace) {
             Some(id) => Ok(id),
             None => self.add(&mut state, namespace),
@@ -176,6 +182,7 @@ impl KeyStore {
     /// The namespace has no key; the new one cannot be stored.
     pub fn rotate(&self, namespace: &str) -> Result<KeyId, KeysError> {
         let mut state = self.state();
+        self.settle(&mut state, namespace)?;
         if state.current(namespace).is_none() {
             let namespace = namespace.to_owned();
             return Err(KeysError::NoKey { namespace });
@@ -188,26 +195,35 @@ impl KeyStore {
     /// # Errors
     /// The change cannot be stored.
     pub fn retire(&self, id: KeyId) -> Result<(), KeysError> {
-        self.erase(|entry| entry.id == id && !entry.is_current)
-            .map(drop)
+        self.erase(&mut self.state(), |entry| {
+            entry.id == id && !entry.is_current
+        })
+        .map(drop)
     }
 
     /// Erases all keys of a namespace, durably, in both copies: what is encrypted with them cannot be read any more.
-    /// Returns their ids.
+    /// Returns their ids; none if they were erased by a call that failed, and that this one completes.
     ///
     /// # Errors
-    /// The namespace has no key; the change cannot be stored.
+    /// The namespace has no key; the change cannot be stored: then the keys are not used any more, and may still be in
+    /// the files.
     pub fn destroy(&self, namespace: &str) -> Result<Vec<KeyId>, KeysError> {
-        let erased = self.erase(|entry| entry.namespace == namespace)?;
-        if erased.is_empty() {
+        let mut state = self.state();
+        let completes = state.unsettled.contains(namespace);
+        self.settle(&mut state, namespace)?;
+        let erased = self.erase(&mut state, |entry| entry.namespace == namespace)?;
+        if erased.is_empty() && !completes {
             let namespace = namespace.to_owned();
             return Err(KeysError::NoKey { namespace });
         }
         Ok(erased)
     }
 
-    fn erase(&self, goes: impl Fn(&Entry) -> bool) -> Result<Vec<KeyId>, KeysError> {
-        let mut state = self.state();
+    fn erase(
+        &self,
+        state: &mut State,
+        goes: impl Fn(&Entry) -> bool,
+    ) -> Result<Vec<KeyId>, KeysError> {
         let (gone, left): (Vec<_>, Vec<_>) = state.entries.iter().cloned().partition(goes);
         if gone.is_empty() {
             return Ok(Vec::new());
@@ -218,8 +234,11 @@ impl KeyStore {
             keyring.map(|keys| keys.remove(entry.id));
         };
         gone.iter().for_each(remove);
-        if let Err(error) = self.save(&mut state, left) {
-            gone.iter().for_each(|entry| self.give(entry));
+        if let Err(error) = self.save(state, left.clone()) {
+            // One copy may be without them already. So they are gone, and the next call erases them from both.
+            let namespaces = gone.into_iter().map(|entry| entry.namespace);
+            state.unsettled.extend(namespaces);
+            state.entries = left;
             return Err(error);
         }
         Ok(gone.iter().map(|entry| entry.id).collect())
@@ -247,9 +266,25 @@ impl KeyStore {
         };
         entries.push(entry.clone());
         // Durable before anything is encrypted with it.
-        self.save(state, entries)?;
+        if let Err(error) = self.save(state, entries) {
+            // One copy may have it already: nothing is encrypted with any key of the namespace until both agree.
+            state.unsettled.insert(namespace.to_owned());
+            return Err(error);
+        }
         self.give(&entry);
         Ok(id)
+    }
+
+    /// Stores the keys as they are in memory, if a change of the namespace's has failed.
+    fn settle(&self, state: &mut State, namespace: &str) -> Result<(), KeysError> {
+        if !state.unsettled.contains(namespace) {
+            return Ok(());
+        }
+        let saved = self.save(state, state.entries.clone());
+        saved.map_err(|source| KeysError::Unsettled {
+            namespace: namespace.to_owned(),
+            source: Box::new(source),
+        })
     }
 
     fn give(&self, entry: &Entry) {
@@ -261,7 +296,7 @@ impl KeyStore {
         }
     }
 
-    /// Stores entries in both copies; the state has them once both are durable.
+    /// Stores entries in both copies; the state has them once both are durable. At each step one copy is intact.
     fn save(&self, state: &mut State, entries: Vec<Entry>) -> Result<(), KeysError> {
         let generation = state.stored.generation + 1;
         let plain = to_bytes(&entries);
@@ -277,16 +312,13 @@ impl KeyStore {
         };
         // After a failure one copy may have the next generation already.
         state.stored.generation = generation;
-        self.write(&stored)?;
-        (state.stored, state.entries) = (stored, entries);
-        Ok(())
-    }
-
-    fn write(&self, stored: &Stored) -> Result<(), KeysError> {
-        for name in COPIES {
-            let path = self.directory.join(name);
+        for copy in [state.first, 1 - state.first] {
+            let path = self.directory.join(COPIES[copy]);
+            state.first = copy;
             stored.write(&path).map_err(failed("write keys", &path))?;
         }
+        (state.stored, state.entries) = (stored, entries);
+        state.unsettled.clear();
         Ok(())
     }
 
@@ -409,132 +441,5 @@ fn parse(store_key: &DataKey, stored: &Stored) -> Option<Vec<Entry>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt;
-
-    use super::*;
-
-    struct Setup {
-        dir: tempfile::TempDir,
-    }
-
-    impl Setup {
-        fn new() -> Self {
-            let dir = tempfile::tempdir().unwrap();
-            let setup = Self { dir };
-            for number in [1, 2] {
-                let path = setup.key_file(number);
-                std::fs::write(&path, [number; 32]).unwrap();
-                std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
-            }
-            setup
-        }
-
-        fn key_file(&self, number: u8) -> PathBuf {
-            self.dir.path().join(format!("kek-{number}"))
-        }
-
-        fn wrapper(&self, number: u8) -> Wrapper {
-            Wrapper::File(self.key_file(number))
-        }
-
-        fn keys(&self) -> PathBuf {
-            self.dir.path().join("keys")
-        }
-
-        fn open(&self, number: u8, old: Option<u8>) -> Result<KeyStore, KeysError> {
-            let old = old.map(|old| self.wrapper(old));
-            KeyStore::open(&self.keys(), &self.wrapper(number), old.as_ref())
-        }
-    }
-
-    #[test]
-    fn keys_are_kept_rotated_and_destroyed() {
-        let setup = Setup::new();
-        let keys = setup.open(1, None).unwrap();
-        let (a, b) = (keys.key_for("a").unwrap(), keys.key_for("b").unwrap());
-        assert_eq!(keys.key_for("a").unwrap(), a);
-        let next = keys.rotate("a").unwrap();
-        assert!(next != a && keys.key_for("a").unwrap() == next);
-        assert!(matches!(keys.rotate("c"), Err(KeysError::NoKey { .. })));
-        // The current one stays.
-        keys.retire(next).unwrap();
-        let listed = keys.list();
-        assert_eq!(listed.len(), 3);
-        drop(keys);
-        let keys = setup.open(1, None).unwrap();
-        assert_eq!(keys.list(), listed);
-        keys.retire(a).unwrap();
-        assert_eq!(keys.destroy("b").unwrap(), [b]);
-        assert!(matches!(keys.destroy("b"), Err(KeysError::NoKey { .. })));
-        drop(keys);
-        let left = setup.open(1, None).unwrap().list();
-        assert_eq!(left.iter().map(|key| key.id).collect::<Vec<_>>(), [next]);
-        // Names of namespaces are not readable either.
-        let keys = setup.open(1, None).unwrap();
-        keys.key_for("secret-customer").unwrap();
-        for name in COPIES {
-            let bytes = std::fs::read(setup.keys().join(name)).unwrap();
-            assert!(!bytes.windows(8).any(|part| part == b"customer"));
-        }
-    }
-
-    #[test]
-    fn another_key_is_refused_and_the_old_one_wraps_anew() {
-        let setup = Setup::new();
-        let id = setup.open(1, None).unwrap().key_for("a").unwrap();
-        assert!(matches!(
-            setup.open(2, None),
-            Err(KeysError::OtherKey { .. })
-        ));
-        assert_eq!(setup.open(2, Some(1)).unwrap().key_for("a").unwrap(), id);
-        assert!(matches!(
-            setup.open(1, None),
-            Err(KeysError::OtherKey { .. })
-        ));
-        // Given once too often.
-        assert_eq!(setup.open(2, Some(1)).unwrap().key_for("a").unwrap(), id);
-        let echo = Wrapper::Command("cat; :".to_owned());
-        let old = setup.wrapper(2);
-        let keys = KeyStore::open(&setup.keys(), &echo, Some(&old)).unwrap();
-        assert_eq!(keys.key_for("a").unwrap(), id);
-        drop(keys);
-        let failing = Wrapper::Command("exit 4; :".to_owned());
-        let refused = KeyStore::open(&setup.keys(), &failing, None);
-        assert!(matches!(refused, Err(KeysError::Command { .. })));
-        assert!(KeyStore::open(&setup.keys(), &echo, None).is_ok());
-    }
-
-    #[test]
-    fn a_crash_between_the_copies_leaves_one_state_and_a_damaged_copy_is_repaired() {
-        let setup = Setup::new();
-        let keys = setup.open(1, None).unwrap();
-        let a = keys.key_for("a").unwrap();
-        let [first, second] = COPIES.map(|name| setup.keys().join(name));
-        let before = std::fs::read(&second).unwrap();
-        keys.destroy("a").unwrap();
-        drop(keys);
-        // The second copy is not written yet: the key is destroyed, there too.
-        std::fs::write(&second, &before).unwrap();
-        assert!(setup.open(1, None).unwrap().list().is_empty());
-        assert_eq!(
-            std::fs::read(&second).unwrap(),
-            std::fs::read(&first).unwrap()
-        );
-        // The first copy is torn: the state before.
-        std::fs::write(&first, &before[..40]).unwrap();
-        std::fs::write(&second, &before).unwrap();
-        assert_eq!(setup.open(1, None).unwrap().key_for("a").unwrap(), a);
-        std::fs::remove_file(&second).unwrap();
-        assert_eq!(setup.open(1, None).unwrap().key_for("a").unwrap(), a);
-        assert!(second.exists());
-        for path in [&first, &second] {
-            std::fs::write(path, b"damaged").unwrap();
-        }
-        assert!(matches!(
-            setup.open(1, None),
-            Err(KeysError::Damaged { .. })
-        ));
-    }
-}
+#[path = "store_tests.rs"]
+mod tests;

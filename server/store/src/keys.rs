@@ -25,11 +25,13 @@ impl Store {
     ) -> Result<KeyList, StoreError> {
         let keys = self.keys.as_ref().ok_or(KeyRequestError::NotEncrypted)?;
         let (mut moved_segments, mut removed_checkpoints) = (0, 0);
+        let namespace = &request.namespace;
         match request.action.as_str() {
             "ls" => {}
-            "rotate" => moved_segments = self.rotate_key(&**keys, &request.namespace, progress)?,
+            "rotate" => moved_segments = self.rotate_key(&**keys, namespace, progress)?,
             "destroy" => {
-                removed_checkpoints = self.destroy_keys(&**keys, &request.namespace, may_remove)?;
+                (removed_checkpoints, moved_segments) =
+                    self.destroy_keys(&**keys, namespace, may_remove, progress)?;
             }
             action => {
                 let action = action.to_owned();
@@ -99,13 +101,15 @@ impl Store {
         }
     }
 
-    /// Removes a namespace's checkpoints, and erases its keys.
+    /// Removes a namespace's checkpoints, and erases its keys. Dumps of it that were adopted had their pages under the
+    /// key of dumps without a name: what is left under that one gets a new key, and it is erased, too.
     fn destroy_keys(
         &self,
         keys: &dyn DataKeys,
         namespace: &str,
         may_remove: bool,
-    ) -> Result<u64, StoreError> {
+        progress: ProgressReceiver<'_>,
+    ) -> Result<(u64, u64), StoreError> {
         self.check_writable()?;
         if namespace.is_empty() {
             // Dumps that had no name have their pages under it, whatever jobs they are of now.
@@ -127,7 +131,22 @@ impl Store {
         }
         keys.destroy(namespace)?;
         tracing::warn!(namespace, checkpoints = removed, "keys destroyed");
-        Ok(removed)
+        if keys.list().iter().all(|key| !key.namespace.is_empty()) {
+            return Ok((removed, 0));
+        }
+        let moved = self.rotate_key(keys, "", progress)?;
+        let segments = self.region.segments_by_key();
+        let mut old = keys.list();
+        old.retain(|key| key.namespace.is_empty() && !key.is_current);
+        if old.is_empty() {
+            return Ok((removed, moved));
+        }
+        let counts = old.iter().filter_map(|key| segments.get(&key.id));
+        Err(KeyRequestError::Shared {
+            namespace: namespace.to_owned(),
+            segments: counts.sum(),
+        }
+        .into())
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod adopting;
 mod cooling;
+mod keys;
 mod medium;
 mod metrics;
 mod options;

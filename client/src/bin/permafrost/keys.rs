@@ -35,7 +35,8 @@ enum KeysCommand {
         namespace: String,
     },
     /// Remove a namespace's checkpoints from this node and erase its keys: nobody can read them any more, not even from
-    /// a copy of the region. A copy of DATA_DIR/keys from before still has the keys.
+    /// a copy of the region. The key of dumps without a job, with which adopted ones were encrypted, is changed and
+    /// erased, too. A copy of DATA_DIR/keys from before still has the keys.
     Destroy {
         /// Namespace whose keys are erased.
         namespace: String,

@@ -22,6 +22,17 @@ pub enum KeyRequestError {
         /// Number of its checkpoints.
         checkpoints: usize,
     },
+    /// The namespace's keys are erased. Adopted dumps of it were encrypted with a key of dumps that had no name, which
+    /// others still need.
+    #[error(
+        "the keys of namespace {namespace:?} are erased, but adopted dumps of it were encrypted with a key that {segments} segments of other dumps still have"
+    )]
+    Shared {
+        /// Name of the namespace.
+        namespace: String,
+        /// Number of segments with such a key.
+        segments: u64,
+    },
     /// The key of dumps that had no name: adopted ones, of any job, have their pages under it.
     #[error("dumps that had no name, of all namespaces, are encrypted with this key")]
     Adopted,
@@ -30,7 +41,9 @@ pub enum KeyRequestError {
 impl ReportedError for KeyRequestError {
     fn code(&self) -> ErrorCode {
         match self {
-            Self::NotEncrypted | Self::InUse { .. } | Self::Adopted => ErrorCode::Conflict,
+            Self::NotEncrypted | Self::InUse { .. } | Self::Shared { .. } | Self::Adopted => {
+                ErrorCode::Conflict
+            }
             Self::Action { .. } => ErrorCode::Invalid,
         }
     }
@@ -40,6 +53,9 @@ impl ReportedError for KeyRequestError {
             Self::NotEncrypted => "start permafrostd with --key-file or --key-command",
             Self::Action { .. } => "use the `permafrost` of this node's version",
             Self::InUse { .. } => "remove them on all nodes first: permafrost rm",
+            Self::Shared { .. } => {
+                "when the dumps that are under way are over: permafrost keys rotate \"\"; `permafrost keys ls` shows what is left under old keys"
+            }
             Self::Adopted => "`permafrost keys rotate \"\"` gives them another key",
         }
     }
