@@ -73,6 +73,7 @@ fn rank_for_a_resume(bencher: Bencher<'_, '_>, nodes: u32) {
         .map(|node| Offer {
             node,
             lacks: None,
+            recall: None,
             lazy: None,
         })
         .collect();

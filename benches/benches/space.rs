@@ -2,8 +2,9 @@
 //! written for what was changed.
 //!
 //! A process of [`PAGES`] pages is dumped generation after generation; each changes so many pages, chosen at random.
-//! The last [`KEPT`] checkpoints are kept. With cleaning, the region is cleaned as the daemon does it: when it is
-//! half full. Bytes of maps have a column of their own; `maps.rs` measures maps alone.
+//! The last [`KEPT`] checkpoints are kept. With cleaning, the region is cleaned whenever the daemon would do it, as
+//! often as it would look at a region with a dump every few seconds. Bytes of maps have a column of their own; `maps.rs`
+//! measures maps alone.
 //!
 //! `cargo bench -p permafrost-benches --bench space [GENERATIONS]`
 
@@ -11,16 +12,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use permafrost_benches::{Numbers, noise, region};
-use permafrost_pmem::{CheckpointId, FormatOptions, MapRoot, PAGE_SIZE, Region, StoredCheckpoint};
+use permafrost_pmem::{
+    CheckpointId, FormatOptions, MapRoot, PAGE_SIZE, Region, RegionUsage, StoredCheckpoint,
+};
+use permafrost_store::is_worth_cleaning;
 
 /// Pages of the process: 64 MiB.
 const PAGES: usize = 16_384;
 /// Checkpoints that are kept.
 const KEPT: usize = 4;
-/// Region that is half full at about two and a half times the process.
-const REGION_BYTES: u64 = 320 << 20;
 /// Region in which segments can be left uncleaned for long.
-const LARGE_REGION_BYTES: u64 = 2 << 30;
+const REGION_BYTES: u64 = 2 << 30;
+/// Generations after which the region is looked at, to be cleaned or only measured.
+const BETWEEN: [usize; 2] = [8, 64];
 /// Generations, unless another number is given.
 const GENERATIONS: usize = 10_000;
 
@@ -54,12 +58,7 @@ struct Run {
 
 impl Run {
     fn new(per_mille: usize, cleaned: bool, generations: usize) -> Self {
-        let bytes = if cleaned {
-            REGION_BYTES
-        } else {
-            LARGE_REGION_BYTES
-        };
-        let region = region(bytes, &FormatOptions::default());
+        let region = region(REGION_BYTES, &FormatOptions::default());
         let contents = noise(1024);
         let (contents, _) = contents.as_chunks::<PAGE_SIZE>();
         let mut numbers = Numbers::default();
@@ -116,25 +115,21 @@ impl Run {
     }
 
     fn clean_and_measure(&mut self, region: &Region, cleaned: bool, generation: usize) {
-        let usage = region.usage();
-        let is_due = generation % 64 == 63;
-        let half_full = usage.free_bytes <= usage.capacity_bytes / 2;
-        let is_worth = cleaned && half_full && generation % 4 == 3;
-        if !is_due && !is_worth {
+        let [cleaning, measuring] = BETWEEN;
+        let between = if cleaned { cleaning } else { measuring };
+        if !(generation + 1).is_multiple_of(between) {
             return;
         }
         let mut survey = region.survey(&|checkpoint| Some(vec![root_of(checkpoint)]));
-        if cleaned && half_full {
-            self.moved += region
-                .clean(&mut survey, u64::MAX)
-                .expect("clean")
-                .written_bytes;
+        let (usage, live) = (region.usage(), survey.live_bytes() as f64);
+        let used = |usage: RegionUsage| (usage.capacity_bytes - usage.free_bytes) as f64;
+        self.worst = self.worst.max(used(usage) / live);
+        if cleaned && is_worth_cleaning(&usage, survey.reclaimable_bytes(usage.segment_bytes)) {
+            let done = region.clean(&mut survey, u64::MAX).expect("clean");
+            self.moved += done.written_bytes;
         }
-        let live = survey.live_bytes() as f64;
         drop(survey);
-        let usage = region.usage();
-        self.last = (usage.capacity_bytes - usage.free_bytes) as f64 / live;
-        self.worst = self.worst.max(self.last);
+        self.last = used(region.usage()) / live;
     }
 
     fn row(&self, per_mille: usize, cleaned: bool) -> String {

@@ -13,6 +13,7 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
+use permafrost_medium::convert::to_u64;
 use permafrost_medium::{MAX_MEDIA, MEDIUM_SPAN};
 
 use crate::PAGE_BYTES;
@@ -67,6 +68,23 @@ impl Region {
     /// Returns the slots with segments of a checkpoint whose pages are in an object store.
     #[must_use]
     pub fn slots_out(&self, checkpoint: &StoredCheckpoint) -> Vec<OccupiedSlot> {
+        let on_cold = self.slot_numbers_out(checkpoint);
+        if on_cold.is_empty() {
+            return Vec::new();
+        }
+        let mut all = self.occupied_slots();
+        all.retain(|occupied| on_cold.contains(&occupied.slot));
+        all
+    }
+
+    /// Returns the bytes of the slots with segments of a checkpoint whose pages are in an object store.
+    #[must_use]
+    pub fn bytes_out(&self, checkpoint: &StoredCheckpoint) -> u64 {
+        let slots = to_u64(self.slot_numbers_out(checkpoint).len());
+        slots * u64::from(self.space().geometry.segment_bytes)
+    }
+
+    fn slot_numbers_out(&self, checkpoint: &StoredCheckpoint) -> HashSet<SlotNo> {
         let space = self.space();
         let is_out = |slot: SlotNo| {
             let medium = space.medium.get(slot.medium());
@@ -74,15 +92,10 @@ impl Region {
             medium.is_some_and(|medium| medium.cold().is_some_and(|cold| cold.is_out(at)))
         };
         let slots = checkpoint.segment_numbers();
-        let slots: HashSet<_> = slots.filter_map(|s| space.table.slot(s)).collect();
-        let mut on_cold = slots;
-        on_cold.retain(|slot| space.is_cold(slot.medium()) && is_out(*slot));
-        if on_cold.is_empty() {
-            return Vec::new();
-        }
-        let mut all = self.occupied_slots();
-        all.retain(|occupied| on_cold.contains(&occupied.slot));
-        all
+        let slots = slots.filter_map(|segment| space.table.slot(segment));
+        slots
+            .filter(|slot| space.is_cold(slot.medium()) && is_out(*slot))
+            .collect()
     }
 
     /// Removes objects of slots that are free, and those that a crash has left. Returns their number.

@@ -106,6 +106,7 @@ impl Estimate<Bytes> {
 pub enum What {
     WriteBandwidth,
     ReadBandwidth,
+    RecallBandwidth,
     LinkBandwidth,
     LazyBandwidth,
     SwapBandwidth,
@@ -127,6 +128,7 @@ impl std::fmt::Display for What {
         f.write_str(match self {
             Self::WriteBandwidth => "bandwidth for writing",
             Self::ReadBandwidth => "bandwidth for reading",
+            Self::RecallBandwidth => "bandwidth of the object store",
             Self::LinkBandwidth => "bandwidth between the nodes",
             Self::LazyBandwidth => "bandwidth of lazy pages",
             Self::SwapBandwidth => "bandwidth of swap",

@@ -66,6 +66,7 @@ prop_compose! {
         write in figure(rate()),
         compare in figure(rate()),
         read in figure(rate()),
+        recall in figure(rate()),
         write_queue in figure(bytes()),
         read_queue in figure(bytes()),
         write_drain in figure(rate()),
@@ -78,6 +79,7 @@ prop_compose! {
             write: SizedRates::uniform(write),
             compare: SizedRates::uniform(compare),
             read: SizedRates::uniform(read),
+            recall: SizedRates::uniform(recall),
             write_queue,
             read_queue,
             write_drain,
@@ -246,7 +248,7 @@ proptest! {
         node in node(), size in bytes(), link in figure(rate()), less in bytes(), more in bytes(),
     ) {
         let link = SizedRates::uniform(link);
-        let time = |bytes| resume(size, &node, Some(&MissingPages { bytes, link: &link }));
+        let time = |bytes| resume(size, &node, Some(&MissingPages { bytes, link: &link }), None);
         if let (Ok(less), Ok(more)) = (time(less.min(more)), time(less.max(more))) {
             check_sums(&more);
             prop_assert!(no_more(less.until_running().p50, more.until_running().p50));

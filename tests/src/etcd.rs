@@ -308,6 +308,9 @@ impl EtcdCluster {
             .args(["--initial-cluster", &all.join(",")])
             .args(["--initial-cluster-token", "permafrost-test"])
             .args(["--logger", "zap", "--log-level", "info"])
+            // Tests kill processes, never the machine: what etcd has written survives that in the page cache. With
+            // fsync, a busy disk of the machine would keep the registry from answering for seconds.
+            .arg("--unsafe-no-fsync")
             // Nothing of this machine's own etcd.
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())

@@ -208,7 +208,11 @@ fn a_damaged_copy_is_no_copy(cluster: &Cluster) {
     let scrubbed: serde_json::Value = serde_json::from_slice(&scrubbed.stdout).unwrap();
     assert_eq!(scrubbed["damaged"][0]["mended"], false, "{scrubbed}");
 
-    for list in [good.json(&["node", "ls"]), bad.json(&["node", "ls"])] {
+    for node in [good, bad] {
+        let list = process::wait_for("an answer with counts", LONG, || {
+            // Refused while the registry does not answer.
+            Ok(node.json(&["node", "ls"]).ok())
+        });
         let list = list.unwrap();
         let counted = ["under_replicated", "stranded", "damaged"].map(|name| list[name].as_u64());
         assert_eq!(counted, [Some(1), Some(0), Some(1)], "{list}");

@@ -207,7 +207,13 @@ fn a_checkpoint_goes_to_an_object_store_and_is_restored_from_it() {
     assert!(code == 11 && message.contains("away"), "{code} {message}");
     first.run(&["verify", "cold"]).unwrap();
     std::fs::create_dir(&store).unwrap();
+    let out = |node: &Daemon| {
+        let listed = node.json(&["ls", "cold"]).unwrap();
+        listed["checkpoints"][0]["cold"][0]["bytes"].as_u64()
+    };
+    assert_eq!(out(&first), None);
     first.run(&["region", "cool", "cold"]).unwrap();
+    assert_eq!(out(&first), Some(used(&first, 1)));
     assert!(used(&first, 0) < fast / 4 && used(&first, 1) > fast / 2);
     // What stays on the node is a small part.
     use std::os::unix::fs::MetadataExt as _;
@@ -229,4 +235,5 @@ fn a_checkpoint_goes_to_an_object_store_and_is_restored_from_it() {
     second.run(&["restore", "cold"]).unwrap();
     assert!(workload.verify().unwrap().is_sound());
     assert_eq!(used(&second, 1), 0, "recalled");
+    assert_eq!(out(&second), None);
 }

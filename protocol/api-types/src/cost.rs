@@ -158,6 +158,8 @@ pub enum Part {
     ReadQueue,
     /// A restore's fixed time.
     RestoreStart,
+    /// Pages of the copy come back from an object store.
+    Recall,
     /// Pages that the node lacks.
     Transfer,
     /// Pages are read from the medium.
@@ -170,7 +172,7 @@ pub enum Part {
 
 impl Part {
     /// All parts, in the order in which they happen.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::WriteQueue,
         Self::DumpStart,
         Self::PreCopy,
@@ -182,6 +184,7 @@ impl Part {
         Self::Start,
         Self::ReadQueue,
         Self::RestoreStart,
+        Self::Recall,
         Self::Transfer,
         Self::Read,
         Self::PageIn,
@@ -203,6 +206,7 @@ impl fmt::Display for Part {
             Self::Start => "start-up",
             Self::ReadQueue => "queue of restores",
             Self::RestoreStart => "start of the restore",
+            Self::Recall => "recall from the object store",
             Self::Transfer => "transfer",
             Self::Read => "read",
             Self::PageIn => "page in",

@@ -138,6 +138,8 @@ pub struct NodeTier {
     pub write_bytes_per_s: Figure<f64>,
     /// Bandwidth of restores, for a long row of them.
     pub read_bytes_per_s: Figure<f64>,
+    /// Bandwidth at which pages come back from the node's object store before a restore.
+    pub recall_bytes_per_s: Figure<f64>,
     /// Bandwidth of dumps by their size.
     pub write_by_size: Vec<RateOfSize>,
     /// Bandwidth of restores by their size.

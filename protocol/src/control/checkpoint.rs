@@ -44,6 +44,17 @@ pub struct SessionOpened {
     pub depends_on: Vec<String>,
 }
 
+/// A copy with a part in an object store.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct ColdCopy {
+    /// Node with the copy; empty on a single machine.
+    #[prost(string, tag = "1")]
+    pub node: String,
+    /// Bytes of the region that come back before a restore.
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+}
+
 /// Line of a listing.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct Checkpoint {
@@ -105,6 +116,10 @@ pub struct Checkpoint {
     /// Those of `nodes` whose copy is known to be damaged. Determined when the checkpoint is listed, and never stored.
     #[prost(string, repeated, tag = "19")]
     pub damaged_nodes: Vec<String>,
+    /// Copies with a part in an object store, which comes back before a restore. Determined when the checkpoint is
+    /// listed, and never stored.
+    #[prost(message, repeated, tag = "20")]
+    pub cold: Vec<ColdCopy>,
     /// Processes of a parked session (16 at most), and their programs as far as they are known.
     #[prost(message, repeated, tag = "40")]
     pub parked_processes: Vec<DumpedProcess>,

@@ -25,7 +25,8 @@ use prost::Message;
 
 pub use certificate::{CertificateStatus, Denials};
 pub use checkpoint::{
-    Checkpoint, Checkpoints, Detail, Done, Exported, Progress, SessionOpened, Verified, Work,
+    Checkpoint, Checkpoints, ColdCopy, Detail, Done, Exported, Progress, SessionOpened, Verified,
+    Work,
 };
 pub use cluster::{Doubt, MissingNode, NodeList, NodeStatus, Rebuilt};
 pub use error::{Error, ErrorCode, ReportedError};

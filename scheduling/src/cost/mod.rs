@@ -23,7 +23,9 @@ use permafrost_api_types::cost::By;
 pub use permafrost_api_types::cost::{Copies, Part};
 
 pub use node::{NodeFigures, Replica, SwapFigures};
-pub use resume::{LazyRestore, Missing as MissingPages, full as resume, lazy as resume_lazily};
+pub use resume::{
+    LazyRestore, Missing as MissingPages, Recall, full as resume, lazy as resume_lazily,
+};
 pub use suspend::{checkpoint, in_memory};
 pub use task::{TaskFigures, TaskResources};
 pub use without::{kill, rollback, wait};
@@ -113,6 +115,7 @@ const fn is_before_running(part: Part) -> bool {
         Part::Start
             | Part::ReadQueue
             | Part::RestoreStart
+            | Part::Recall
             | Part::Transfer
             | Part::Read
             | Part::PageIn

@@ -19,6 +19,8 @@ pub struct NodeFigures {
     pub compare: SizedRates,
     /// Bandwidth of restores.
     pub read: SizedRates,
+    /// Bandwidth at which pages come back from the node's object store.
+    pub recall: SizedRates,
     /// Bytes that are written before a dump begins that comes last, the running and the reserved ones counted.
     pub write_queue: Figure<Bytes>,
     /// Bytes that are read before a restore begins that comes last, the running and the reserved ones counted.
@@ -43,6 +45,7 @@ impl NodeFigures {
             write: SizedRates::uniform(Figure::not_given(What::WriteBandwidth)),
             compare: SizedRates::uniform(Figure::not_given(What::WriteBandwidth)),
             read: SizedRates::uniform(Figure::not_given(What::ReadBandwidth)),
+            recall: SizedRates::uniform(Figure::not_given(What::RecallBandwidth)),
             write_queue: Figure::not_given(What::Queue),
             read_queue: Figure::not_given(What::Queue),
             write_drain: Figure::not_given(What::WriteBandwidth),

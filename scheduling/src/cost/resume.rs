@@ -17,6 +17,15 @@ pub struct Missing<'a> {
     pub link: &'a SizedRates,
 }
 
+/// Part of a copy that is in an object store, and comes back before the copy is read.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Recall<'a> {
+    /// Bytes in the object store.
+    pub bytes: Bytes,
+    /// Bandwidth of the object store, as the node with the copy has measured it.
+    pub rates: &'a SizedRates,
+}
+
 /// Options of a lazy restore.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LazyRestore {
@@ -27,9 +36,9 @@ pub struct LazyRestore {
 }
 
 /// Returns the cost of resuming from an image of `size` on `node` (paper 000, Algorithm 2), of which the node `lacks`
-/// a part:
+/// a part, from a copy of which a part is in an object store:
 ///
-/// queue_time + lacks/bw_net + size/bw_read
+/// queue_time + recall/bw_store + lacks/bw_net + size/bw_read
 ///
 /// # Errors
 ///
@@ -38,13 +47,15 @@ pub fn full(
     size: Bytes,
     node: &NodeFigures,
     lacks: Option<&Missing<'_>>,
+    recall: Option<&Recall<'_>>,
 ) -> Result<TaskCost, NoCost> {
-    resumed(size, size, node, lacks)
+    resumed(size, size, node, lacks, recall)
 }
 
 /// Returns the cost of resuming when only the eager part is read before the task runs. The rest is counted as page
 /// faults that the task waits for, all of it: an upper bound, as pages that the task does not touch cost it nothing.
 /// A link is used page by page, so the part that the node `lacks` is transferred at once only as far as it is eager.
+/// What is in an object store comes back as a whole first.
 ///
 /// # Errors
 ///
@@ -53,11 +64,12 @@ pub fn lazy(
     size: Bytes,
     node: &NodeFigures,
     lacks: Option<&Missing<'_>>,
+    recall: Option<&Recall<'_>>,
     lazy: &LazyRestore,
 ) -> Result<TaskCost, NoCost> {
     let eager = lazy.eager.min(size);
     let rest = size.less(eager);
-    let cost = resumed(eager, size, node, lacks)?;
+    let cost = resumed(eager, size, node, lacks, recall)?;
     if rest == Bytes::ZERO {
         return Ok(cost);
     }
@@ -70,10 +82,17 @@ fn resumed(
     whole: Bytes,
     node: &NodeFigures,
     lacks: Option<&Missing<'_>>,
+    recall: Option<&Recall<'_>>,
 ) -> Result<TaskCost, NoCost> {
     let mut cost = TaskCost::nothing()
         .with(Part::ReadQueue, node.read_wait()?)
         .with_fixed(Part::RestoreStart, node.restore_start.known());
+    if let Some(recall) = recall.filter(|recall| recall.bytes > Bytes::ZERO) {
+        cost = cost.with(
+            Part::Recall,
+            moved(&Estimate::given(recall.bytes), recall.rates)?,
+        );
+    }
     if let Some(lacks) = lacks {
         let bytes = lacks.bytes.min(whole).min(size);
         if bytes > Bytes::ZERO {
@@ -112,8 +131,9 @@ mod tests {
     fn a_node_that_has_the_parent_is_sent_the_difference() {
         let link = SizedRates::uniform(rate(0.5));
         let lacks = |bytes| Missing { bytes, link: &link };
-        let time =
-            |lacks: Option<&Missing<'_>>| full(gb(10), &node(), lacks).unwrap().until_running();
+        let time = |lacks: Option<&Missing<'_>>| {
+            full(gb(10), &node(), lacks, None).unwrap().until_running()
+        };
         assert_eq!(time(None).p50.value(), 2.0 + 5.0);
         assert_eq!(time(Some(&lacks(gb(1)))).p50.value(), 2.0 + 2.0 + 5.0);
         assert_eq!(time(Some(&lacks(gb(10)))).p50.value(), 2.0 + 20.0 + 5.0);
@@ -127,7 +147,7 @@ mod tests {
             eager: gb(1),
             rate: rate(1.0),
         };
-        let cost = lazy(gb(10), &node(), None, &how).unwrap();
+        let cost = lazy(gb(10), &node(), None, None, &how).unwrap();
         assert_eq!(cost.until_running().p50.value(), 2.0 + 0.5);
         assert_eq!(cost.overhead().p50.value(), 2.0 + 0.5 + 9.0);
         let all = LazyRestore {
@@ -135,9 +155,33 @@ mod tests {
             rate: Figure::not_given(What::LazyBandwidth),
         };
         assert_eq!(
-            lazy(gb(10), &node(), None, &all),
-            full(gb(10), &node(), None)
+            lazy(gb(10), &node(), None, None, &all),
+            full(gb(10), &node(), None, None)
         );
+    }
+
+    #[test]
+    fn what_is_in_an_object_store_comes_back_first() {
+        let rates = SizedRates::uniform(rate(0.25));
+        let recall = Recall {
+            bytes: gb(1),
+            rates: &rates,
+        };
+        let cost = full(gb(10), &node(), None, Some(&recall)).unwrap();
+        assert_eq!(cost.until_running().p50.value(), 2.0 + 4.0 + 5.0);
+        let how = LazyRestore {
+            eager: Bytes::ZERO,
+            rate: rate(1.0),
+        };
+        let cost = lazy(gb(10), &node(), None, Some(&recall), &how).unwrap();
+        assert_eq!(cost.until_running().p50.value(), 2.0 + 4.0);
+        let unknown = SizedRates::uniform(Figure::not_given(What::RecallBandwidth));
+        let recall = |bytes| Recall {
+            bytes,
+            rates: &unknown,
+        };
+        assert!(full(gb(10), &node(), None, Some(&recall(Bytes::ZERO))).is_ok());
+        assert!(full(gb(10), &node(), None, Some(&recall(gb(1)))).is_err());
     }
 
     #[test]
@@ -147,11 +191,11 @@ mod tests {
             bytes: Bytes::ZERO,
             link: &link,
         };
-        assert!(full(gb(1), &node(), Some(&unknown)).is_ok());
+        assert!(full(gb(1), &node(), Some(&unknown), None).is_ok());
         let some = Missing {
             bytes: gb(1),
             ..unknown
         };
-        assert!(full(gb(1), &node(), Some(&some)).is_err());
+        assert!(full(gb(1), &node(), Some(&some), None).is_err());
     }
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::Preference;
 use crate::NodeId;
-use crate::cost::{self, LazyRestore, MissingPages, NoCost, NodeFigures, TaskCost};
+use crate::cost::{self, LazyRestore, MissingPages, NoCost, NodeFigures, Recall, TaskCost};
 use crate::quantity::{Bytes, Seconds};
 
 /// A node that could resume the task.
@@ -15,6 +15,8 @@ pub struct Offer<'a> {
     pub node: &'a NodeFigures,
     /// Part of the image that the node lacks; none if it holds all of the image, and is local.
     pub lacks: Option<MissingPages<'a>>,
+    /// Part of the copy that is read which is in an object store.
+    pub recall: Option<Recall<'a>>,
     /// Options of a lazy restore; none for reading everything before the task runs.
     pub lazy: Option<LazyRestore>,
 }
@@ -47,9 +49,10 @@ pub fn rank(size: Bytes, offers: &[Offer<'_>], preference: Preference) -> Rankin
     let mut ranking = Ranking::default();
     for offer in offers {
         let node = offer.node.node;
+        let (lacks, recall) = (offer.lacks.as_ref(), offer.recall.as_ref());
         let cost = match &offer.lazy {
-            None => cost::resume(size, offer.node, offer.lacks.as_ref()),
-            Some(how) => cost::resume_lazily(size, offer.node, offer.lacks.as_ref(), how),
+            None => cost::resume(size, offer.node, lacks, recall),
+            Some(how) => cost::resume_lazily(size, offer.node, lacks, recall, how),
         };
         let local = offer.lacks.is_none_or(|lacks| lacks.bytes == Bytes::ZERO);
         match cost {
@@ -110,6 +113,7 @@ mod tests {
         Offer {
             node,
             lacks: (lacks_gb > 0).then_some(lacks),
+            recall: None,
             lazy: None,
         }
     }

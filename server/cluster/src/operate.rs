@@ -285,7 +285,7 @@ impl Operate for Operator {
             cluster: mark.id,
             nodes: inventories.into_iter().map(|taken| taken.node).collect(),
             missing,
-            listed: again.map(line).collect(),
+            listed: again.map(|entry| entry.clone().into_record()).collect(),
             copies_added: plan.holders.len() as u64,
             doubts: plan
                 .doubts
@@ -333,15 +333,6 @@ impl Operator {
             }
         }
         (taken, silent)
-    }
-}
-
-/// Returns the line of the listing with the holders.
-fn line(entry: &Registered) -> control::Checkpoint {
-    control::Checkpoint {
-        nodes: entry.nodes.clone(),
-        copies_wanted: entry.wanted_copies,
-        ..entry.checkpoint.clone()
     }
 }
 

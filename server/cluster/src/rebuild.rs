@@ -163,6 +163,8 @@ fn add(versions: &mut Vec<Registered>, copy: &Copy, node: &str, wanted_copies: u
                 .then(|| node.to_owned())
                 .into_iter()
                 .collect(),
+            // Each node says it of its copies at its next sweep.
+            cold: Vec::new(),
         }),
     }
 }
@@ -286,6 +288,7 @@ mod tests {
             nodes: vec!["a".into()],
             wanted_copies: 2,
             damaged: Vec::new(),
+            cold: Vec::new(),
         }];
         let inventories = [
             holds("a", &[copy(1, "x", 1, true)]),

@@ -485,6 +485,14 @@ impl Registry for EtcdRegistry {
         })
     }
 
+    fn set_cold(&self, checkpoint: &Checkpoint, node: &str, bytes: u64) -> Result<(), StoreError> {
+        let (checkpoint, node) = (checkpoint.clone(), node.to_owned());
+        self.wait(|inner| async move {
+            let change = |entry: &mut Registered| entry.set_cold(&node, bytes);
+            inner.change(&checkpoint, change).await
+        })
+    }
+
     fn set_pinned(&self, checkpoint: &Checkpoint, pinned: bool) -> Result<(), StoreError> {
         let checkpoint = checkpoint.clone();
         self.wait(|inner| async move {

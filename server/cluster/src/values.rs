@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use permafrost_clustered::Registered;
 use permafrost_identity::Signed;
 use permafrost_metering::costs::NodeReport;
-use permafrost_protocol::control::Checkpoint;
+use permafrost_protocol::control::{Checkpoint, ColdCopy};
 pub use permafrost_scheduling::place::NodeClass;
 use permafrost_store::StoreError;
 use prost::Message;
@@ -287,6 +287,8 @@ pub(crate) struct Entry {
     pub(crate) wanted_copies: u32,
     #[prost(string, repeated, tag = "6")]
     pub(crate) damaged: Vec<String>,
+    #[prost(message, repeated, tag = "7")]
+    pub(crate) cold: Vec<ColdCopy>,
 }
 
 impl Entry {
@@ -298,6 +300,7 @@ impl Entry {
             nodes: registered.nodes.clone(),
             wanted_copies: registered.wanted_copies,
             damaged: registered.damaged.clone(),
+            cold: registered.cold.clone(),
         }
     }
 
@@ -319,6 +322,7 @@ impl Entry {
             nodes: entry.nodes,
             wanted_copies: entry.wanted_copies,
             damaged: entry.damaged,
+            cold: entry.cold,
         })
     }
 }
@@ -350,6 +354,10 @@ mod tests {
             nodes: vec!["a".into(), "b".into()],
             wanted_copies: 2,
             damaged: vec!["b".into()],
+            cold: vec![ColdCopy {
+                node: "a".into(),
+                bytes: 1 << 20,
+            }],
         };
         let bytes = Entry::of(&entry).encode_to_vec();
         assert_eq!(Entry::read(&bytes).unwrap(), entry);

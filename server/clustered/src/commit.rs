@@ -124,6 +124,7 @@ impl Follower for ClusterDump {
             nodes,
             wanted_copies: services.wanted_copies,
             damaged: Vec::new(),
+            cold: Vec::new(),
         };
         if let Err(error) = registry.publish(&entry, None) {
             match listed_after(registry, &record, &error) {

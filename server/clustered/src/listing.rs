@@ -207,7 +207,7 @@ impl ClusteredStore {
         };
         Ok(entry.map(|entry| {
             let own = self.node();
-            let line = line(entry);
+            let line = entry.into_record();
             let others = line.nodes.iter().filter(|node| Some(node.as_str()) != own);
             let others = others.cloned().collect();
             (line, others)
@@ -252,7 +252,7 @@ impl ClusteredStore {
     pub(crate) fn head(&self, job: &str) -> Result<Option<control::Checkpoint>, StoreError> {
         match self.registry() {
             // A dump would fail without the registry, so it may fail here, before the task is frozen.
-            Some(registry) => Ok(registry.find(job, 0)?.map(line)),
+            Some(registry) => Ok(registry.find(job, 0)?.map(Registered::into_record)),
             None => self.local.record(job, None),
         }
     }
@@ -266,7 +266,7 @@ impl ClusteredStore {
     ) -> Result<Option<control::Checkpoint>, StoreError> {
         if let Some(registry) = self.registry() {
             match registry.find(job, generation.unwrap_or(0)) {
-                Ok(Some(entry)) => return Ok(Some(line(entry))),
+                Ok(Some(entry)) => return Ok(Some(entry.into_record())),
                 Ok(None) => {
                     let own = self.listed(Some(job))?;
                     let own = own.into_iter().filter(|record| {
@@ -300,7 +300,7 @@ impl ClusteredStore {
                 let ids: HashSet<&str> =
                     entries.iter().map(|entry| &*entry.checkpoint.id).collect();
                 own.retain(|record| !ids.contains(&*record.id));
-                own.extend(entries.into_iter().map(line));
+                own.extend(entries.into_iter().map(Registered::into_record));
                 own.sort_by(in_list_order);
             }
             Err(error) => {
@@ -360,7 +360,7 @@ impl ClusteredStore {
         let entry = entry.filter(|entry| entry.checkpoint.id == record.id);
         let entry = entry.ok_or_else(unknown)?;
         self.local.publish(&record.id)?;
-        Ok(line(entry))
+        Ok(entry.into_record())
     }
 
     /// Returns true if this node's copy of a checkpoint may be dropped, published or not: the cluster lists the
@@ -418,15 +418,4 @@ pub(crate) fn not_here(record: &control::Checkpoint) -> StoreError {
         checkpoint: checkpoint_name(record),
         holders: record.nodes.clone(),
     })
-}
-
-/// Returns the listing record of a registered checkpoint. Holders whose copy is damaged come last, so that they
-/// are asked last.
-pub(crate) fn line(entry: Registered) -> control::Checkpoint {
-    let damaged = entry.nodes.iter().filter(|node| entry.is_damaged_on(node));
-    control::Checkpoint {
-        nodes: entry.good().chain(damaged).cloned().collect(),
-        copies_wanted: entry.wanted_copies,
-        ..entry.checkpoint
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use permafrost_protocol::control::Checkpoint;
+use permafrost_protocol::control::{Checkpoint, ColdCopy};
 
 use permafrost_store::{ContentDigest, SealingError, StoreError, checkpoint_name};
 
@@ -17,6 +17,8 @@ pub struct Registered {
     pub nodes: Vec<String>,
     /// Number of copies that there should be.
     pub wanted_copies: u32,
+    /// Holders with a part of their copy in an object store.
+    pub cold: Vec<ColdCopy>,
     /// Holders whose copy is known to be damaged. Such a copy does not count until it is healed.
     pub damaged: Vec<String>,
 }
@@ -33,6 +35,19 @@ impl Registered {
         self.nodes.iter().filter(|node| !self.is_damaged_on(node))
     }
 
+    /// Returns the listing's record. Holders whose copy is damaged come last, so that they are asked last.
+    #[must_use]
+    pub fn into_record(self) -> Checkpoint {
+        let damaged = self.nodes.iter().filter(|node| self.is_damaged_on(node));
+        Checkpoint {
+            nodes: self.good().chain(damaged).cloned().collect(),
+            copies_wanted: self.wanted_copies,
+            damaged_nodes: self.damaged,
+            cold: self.cold,
+            ..self.checkpoint
+        }
+    }
+
     /// Adds or removes a holder. Returns true if that changes anything.
     pub fn set_holder(&mut self, node: &str, holds: bool) -> bool {
         if self.nodes.iter().any(|holder| holder == node) == holds {
@@ -43,6 +58,31 @@ impl Registered {
         } else {
             self.nodes.retain(|holder| holder != node);
             self.damaged.retain(|holder| holder != node);
+            self.cold.retain(|copy| copy.node != node);
+        }
+        true
+    }
+
+    /// Returns the bytes of a holder's copy that are in an object store.
+    #[must_use]
+    pub fn cold_bytes_on(&self, node: &str) -> u64 {
+        let cold = self.cold.iter().find(|copy| copy.node == node);
+        cold.map_or(0, |copy| copy.bytes)
+    }
+
+    /// Sets how many bytes of a holder's copy are in an object store. Returns true if that changes anything. For a
+    /// node that holds no copy nothing is recorded.
+    pub fn set_cold(&mut self, node: &str, bytes: u64) -> bool {
+        let holds = self.nodes.iter().any(|holder| holder == node);
+        if self.cold_bytes_on(node) == bytes || !holds {
+            return false;
+        }
+        self.cold.retain(|copy| copy.node != node);
+        if bytes > 0 {
+            self.cold.push(ColdCopy {
+                node: node.to_owned(),
+                bytes,
+            });
         }
         true
     }
@@ -167,4 +207,44 @@ pub trait Registry: Send + Sync {
         node: &str,
         damaged: bool,
     ) -> Result<(), StoreError>;
+
+    /// Records how many bytes of a holder's copy are in an object store.
+    ///
+    /// # Errors
+    /// The registry is unavailable, or the checkpoint is not listed.
+    fn set_cold(&self, checkpoint: &Checkpoint, node: &str, bytes: u64) -> Result<(), StoreError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_names_the_copies_that_are_damaged_or_cold() {
+        let names = ["a", "b", "c"].map(str::to_owned);
+        let mut entry = Registered {
+            checkpoint: Checkpoint::default(),
+            content_digest: [0; 32],
+            nodes: names.to_vec(),
+            wanted_copies: 2,
+            damaged: vec!["a".to_owned()],
+            cold: Vec::new(),
+        };
+        assert!(entry.set_cold("c", 7));
+        assert!(!entry.set_cold("c", 7));
+        assert!(!entry.set_cold("d", 7), "no holder");
+        let cold = ColdCopy {
+            node: "c".to_owned(),
+            bytes: 7,
+        };
+        let listed = entry.clone().into_record();
+        assert_eq!(listed.nodes, ["b", "c", "a"]);
+        assert_eq!(listed.damaged_nodes, ["a"]);
+        assert_eq!(listed.cold, [cold]);
+        assert!(entry.set_cold("c", 0));
+        assert_eq!(entry.cold, []);
+        entry.set_cold("b", 1);
+        entry.set_holder("b", false);
+        assert_eq!(entry.cold, []);
+    }
 }

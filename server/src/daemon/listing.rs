@@ -105,6 +105,10 @@ impl Registry for Listing {
     ) -> Result<(), StoreError> {
         self.registry.set_damaged(checkpoint, node, damaged)
     }
+
+    fn set_cold(&self, checkpoint: &Checkpoint, node: &str, bytes: u64) -> Result<(), StoreError> {
+        self.registry.set_cold(checkpoint, node, bytes)
+    }
 }
 
 impl Standing for Listing {

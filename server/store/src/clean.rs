@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use permafrost_pmem::{KeyId, MapRoot, StoredCheckpoint, Survey};
+use permafrost_pmem::{KeyId, MapRoot, RegionUsage, StoredCheckpoint, Survey};
 use permafrost_protocol::control::{GcReport, RegionGc};
 
 use super::dump::map_root;
@@ -19,11 +19,16 @@ const STEP_BYTES: u64 = 4 << 20;
 /// Share of the time that background cleaning works, as one part of so many: while dumps come in, and else.
 const PARTS: [u32; 2] = [8, 2];
 
-/// Least part of the region, as one of so many, that must be reclaimable for a pass in the background.
-const WORTH: u64 = 64;
+/// Least part of what is in use, as one of so many, that must be reclaimable for a pass in the background. What is not
+/// reclaimable is in slots that are three quarters full with live pages, or more: so about `4/3 * 8/7` times the live
+/// data is in use at most when a pass is over.
+const WORTH: u64 = 8;
 
-/// A region with this part free is not cleaned in the background: one of so many.
-const AMPLE: u64 = 2;
+/// Fewest segments that must be reclaimable for a pass in the background.
+const FEWEST_SEGMENTS: u64 = 8;
+
+/// Least part of the region, as one of so many, that is reclaimed in the background once the region is half full.
+const WORTH_OF_FULL: u64 = 64;
 
 /// Longest part of the time that background cleaning spends on finding live pages: one of so many.
 const SURVEY_PARTS: u32 = 8;
@@ -96,9 +101,9 @@ impl Store {
         last
     }
 
-    /// Moves segments away from media that are drained, and between tiers; then cleans in the background, if the region
-    /// fills up, something has changed since the last pass and it is worth it. Yields to dumps. Ends early if `stopped`
-    /// returns true. Returns true if it moved anything.
+    /// Moves segments away from media that are drained, and between tiers; then cleans in the background, if something
+    /// has changed since the last pass and it [is worth it](is_worth_cleaning). Yields to dumps. Ends early if
+    /// `stopped` returns true. Returns true if it moved anything.
     ///
     /// # Errors
     /// Those of [`Store::gc`].
@@ -113,13 +118,12 @@ impl Store {
         });
         let drained = drained || cooled;
         let (usage, position) = (self.region.usage(), self.region.position());
-        let ample = usage.free_bytes > usage.capacity_bytes / AMPLE;
         let too_soon = last.next.is_some_and(|next| Instant::now() < next);
-        if ample || too_soon || last.position == position || self.region.failure().is_some() {
+        if too_soon || last.position == position || self.region.failure().is_some() {
             return Ok(drained);
         }
         let mut survey = self.survey(&mut last);
-        if survey.reclaimable_bytes(usage.segment_bytes) < usage.capacity_bytes / WORTH {
+        if !is_worth_cleaning(&usage, survey.reclaimable_bytes(usage.segment_bytes)) {
             return Ok(drained);
         }
         let mut report = RegionGc::default();
@@ -183,6 +187,21 @@ impl Store {
     }
 }
 
+/// Returns true if a region in which cleaning would free so many bytes is cleaned in the background: an eighth of what
+/// is in use and at least eight segments, or, in a region that is half full, a 64th of the region.
+#[must_use]
+pub fn is_worth_cleaning(usage: &RegionUsage, reclaimable_bytes: u64) -> bool {
+    let used = usage.capacity_bytes.saturating_sub(usage.free_bytes);
+    let least = (used / WORTH).max(FEWEST_SEGMENTS * usage.segment_bytes);
+    let is_half_full = usage.free_bytes < usage.capacity_bytes / 2;
+    let least = if is_half_full {
+        least.min(usage.capacity_bytes / WORTH_OF_FULL)
+    } else {
+        least
+    };
+    reclaimable_bytes >= least
+}
+
 /// Returns the roots of all maps that a checkpoint's manifest names; `None` if it cannot be read.
 pub(super) fn map_roots(checkpoint: &Arc<StoredCheckpoint>) -> Option<Vec<MapRoot>> {
     let manifest = manifest_of(checkpoint).ok()?;
@@ -204,5 +223,39 @@ fn rest(time: Duration, stopped: &dyn Fn() -> bool) {
             return;
         }
         std::thread::sleep(left.min(Duration::from_millis(100)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use permafrost_pmem::{FormatOptions, Region, create_medium_in_memory};
+
+    use super::*;
+
+    const SEGMENT: u64 = 1 << 20;
+
+    #[test]
+    fn what_is_worth_cleaning_follows_what_is_in_use() {
+        let medium = create_medium_in_memory(16 * SEGMENT).unwrap();
+        Region::format(Arc::clone(&medium), &FormatOptions::default()).unwrap();
+        let mut usage = Region::open(medium).unwrap().0.usage();
+        assert_eq!(usage.segment_bytes, SEGMENT);
+        let mut is_worth = |capacity, used, reclaimable| {
+            usage.capacity_bytes = capacity * SEGMENT;
+            usage.free_bytes = (capacity - used) * SEGMENT;
+            is_worth_cleaning(&usage, reclaimable * SEGMENT)
+        };
+        // However much room there is.
+        assert!(is_worth(1_000_000, 800, 100));
+        assert!(!is_worth(1_000_000, 800, 99));
+        // A few segments are left alone.
+        assert!(is_worth(1_000_000, 20, 8));
+        assert!(!is_worth(1_000_000, 20, 7));
+        // Sooner when room becomes short, in small regions too.
+        assert!(is_worth(6400, 3201, 100));
+        assert!(!is_worth(6400, 3201, 99));
+        assert!(!is_worth(6400, 3200, 100));
+        assert!(is_worth(64, 40, 1));
+        assert!(!is_worth(64, 40, 0));
     }
 }

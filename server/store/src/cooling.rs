@@ -199,9 +199,11 @@ impl Store {
             };
             return Err(full.into());
         }
+        let (began, mut bytes) = (Instant::now(), 0);
         for next in moves {
-            self.move_one(&slots[next.slot], next.to, &mut None)?;
+            bytes += self.move_one(&slots[next.slot], next.to, &mut None)?;
         }
+        self.observer.recalled(bytes, began.elapsed());
         Ok(())
     }
 

@@ -77,6 +77,15 @@ impl Store {
     #[must_use]
     pub fn with_state(&self, mut record: control::Checkpoint) -> control::Checkpoint {
         record.damaged = self.damage(&record.id).unwrap_or_default();
+        // In a cluster the nodes list it.
+        if record.nodes.is_empty()
+            && let bytes @ 1.. = self.cold_bytes(&record.id)
+        {
+            record.cold = vec![control::ColdCopy {
+                node: String::new(),
+                bytes,
+            }];
+        }
         if record.generation == 0 {
             let kept = self.parked_for(&record.id);
             let left = self.retention.parked.saturating_sub(kept);
@@ -84,6 +93,16 @@ impl Store {
             record.expires_unix_ms = unix_ms().saturating_add(left_ms);
         }
         record
+    }
+
+    /// Returns the bytes of the region that come back from an object store before the checkpoint is read.
+    #[must_use]
+    pub fn cold_bytes(&self, id: &str) -> u64 {
+        if !self.region.has_cold() {
+            return 0;
+        }
+        let checkpoint = self.checkpoint(id);
+        checkpoint.map_or(0, |checkpoint| self.region.bytes_out(&checkpoint))
     }
 
     /// Returns the manifest of this store's copy of a checkpoint.

@@ -64,6 +64,7 @@ use permafrost_quotas::Quotas;
 
 pub use adopt::Adoption;
 pub use checking::{Checked, DamagedPage, HeldCheckpoint, Object, PagesRead};
+pub use clean::is_worth_cleaning;
 pub use copy::{CopyDump, CopyRequest};
 pub use counters::{BOUNDS_S, Counter, Counters, Timings};
 pub use digest::{ContentDigest, of_whole as digest_of};
@@ -506,6 +507,7 @@ impl Store {
             nodes: Vec::new(),
             copies_wanted: 0,
             damaged_nodes: Vec::new(),
+            cold: Vec::new(),
             damaged: String::new(),
             work: manifest.origin.as_ref().and_then(control::Work::of),
             parked_processes: parked::processes_of(manifest),

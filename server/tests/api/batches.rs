@@ -1,10 +1,10 @@
 //! Costs and decisions, compared with values worked out by hand.
 
 use axum::http::StatusCode;
-use permafrost_protocol::control::Work;
+use permafrost_protocol::control::{ColdCopy, Work};
 use serde_json::{Value, json};
 
-use crate::fixture::{GB, asked, close, node, three_nodes};
+use crate::fixture::{GB, asked, close, node, rate, three_nodes};
 
 /// Returns the answer for one mechanism.
 fn of<'a>(answer: &'a Value, mechanism: &str) -> &'a Value {
@@ -472,6 +472,57 @@ async fn a_damaged_copy_is_none() {
         assert_eq!(local(whole), json!(true));
         assert_eq!(local(damaged), json!(false));
     }
+}
+
+#[tokio::test]
+async fn a_copy_in_an_object_store_comes_back_first() {
+    let sort = |nodes: &[(&str, Option<f64>)], cold: &[(&str, u64)]| {
+        let source = three_nodes();
+        for (name, recall) in nodes {
+            let mut all = source.nodes.lock();
+            let node = all.iter_mut().find(|node| node.name == *name).unwrap();
+            if let Some(recall) = recall {
+                node.figures.recall = rate(*recall);
+            }
+        }
+        source.checkpoints.lock()[0].cold = cold
+            .iter()
+            .map(|&(node, gb)| ColdCopy {
+                node: node.to_owned(),
+                bytes: gb * GB,
+            })
+            .collect();
+        source
+    };
+    let ask = json!({"checkpoints": ["sort"]});
+    let first = async |source| {
+        let answer = asked(source).ok("/v1/resume", &ask).await;
+        answer["answers"][0].clone()
+    };
+    let of = |answer: &Value, name: &str| {
+        let nodes = answer["nodes"].as_array().unwrap();
+        nodes.iter().find(|node| node["node"] == name).cloned()
+    };
+    let until = |node: Value| node["cost"]["until_running_s"]["p50"].as_f64().unwrap();
+
+    let warm = first(sort(&[], &[])).await;
+    let cold = first(sort(&[("b", Some(0.5))], &[("b", 2)])).await;
+    let [before, after] = [&warm, &cold].map(|answer| until(of(answer, "b").unwrap()));
+    assert!((after - before - 4.0).abs() < 1e-9, "{before} {after}");
+    let parts = of(&cold, "b").unwrap()["cost"]["parts"].clone();
+    assert!(
+        parts
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|part| part["part"] == "recall"),
+        "{parts}"
+    );
+    // Nothing has come back from there yet: nobody knows how long it takes.
+    let unknown = first(sort(&[], &[("b", 2)])).await;
+    assert_eq!(of(&unknown, "b"), None);
+    let why = unknown["unknown"][0]["why"].as_str().unwrap();
+    assert!(why.contains("bandwidth of the object store"), "{unknown}");
 }
 
 #[tokio::test]

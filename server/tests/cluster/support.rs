@@ -107,6 +107,7 @@ pub(crate) fn entry(job: &str, generation: u64, id: &str) -> Registered {
         nodes: vec!["n1".to_owned()],
         wanted_copies: 2,
         damaged: Vec::new(),
+        cold: Vec::new(),
     }
 }
 

@@ -44,6 +44,7 @@ impl List {
                     nodes: nodes.iter().map(|&node| node.to_owned()).collect(),
                     wanted_copies: 2,
                     damaged: Vec::new(),
+                    cold: Vec::new(),
                 }
             });
         Arc::new(Self {
@@ -129,6 +130,15 @@ impl Registry for List {
         for entry in &mut *self.entries.lock() {
             if entry.checkpoint.id == of.id {
                 entry.set_damaged(node, damaged);
+            }
+        }
+        Ok(())
+    }
+
+    fn set_cold(&self, of: &Checkpoint, node: &str, bytes: u64) -> Result<(), StoreError> {
+        for entry in &mut *self.entries.lock() {
+            if entry.checkpoint.id == of.id {
+                entry.set_cold(node, bytes);
             }
         }
         Ok(())
@@ -369,4 +379,21 @@ fn a_sweep_settles_what_was_never_published() {
         (vec![id(1)], vec![id(2)])
     );
     assert_eq!(a.mark(1), (true, false));
+}
+
+#[test]
+fn what_is_in_the_object_store_is_listed() {
+    let site = Site::new();
+    let a = site.node("a");
+    let digest = a.make(1, "job", 1, &pages(1, 10));
+    let list = List::of(&[(1, "job", 1, &digest, &["a", "b"])]);
+    // Of a tier that this node had before, and of another node's.
+    for node in ["a", "b"] {
+        list.entries.lock()[0].set_cold(node, 1 << 20);
+    }
+    let (mut sweep, _) = sweep(&a, &list);
+    assert_eq!(sweep.once().unwrap().tiered, [id(1)]);
+    let cold = |node| list.entries.lock()[0].cold_bytes_on(node);
+    assert_eq!((cold("a"), cold("b")), (0, 1 << 20));
+    assert_eq!(sweep.once().unwrap(), Swept::default());
 }

@@ -386,4 +386,13 @@ impl Registry for Twofold {
         }
         Ok(())
     }
+
+    fn set_cold(&self, of: &Checkpoint, node: &str, bytes: u64) -> Result<(), StoreError> {
+        for entry in &mut *self.0.lock() {
+            if entry.checkpoint.id == of.id {
+                entry.set_cold(node, bytes);
+            }
+        }
+        Ok(())
+    }
 }

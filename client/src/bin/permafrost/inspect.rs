@@ -200,8 +200,21 @@ pub(crate) fn copies(checkpoint: &Checkpoint) -> String {
 fn remarks(checkpoint: &Checkpoint) -> String {
     let damaged = (!checkpoint.damaged.is_empty()).then_some("damaged");
     let pinned = checkpoint.pinned.then_some("pinned");
-    let remarks: Vec<_> = [damaged, pinned].into_iter().flatten().collect();
+    let cold = (!checkpoint.cold.is_empty()).then_some("cold");
+    let remarks: Vec<_> = [damaged, cold, pinned].into_iter().flatten().collect();
     remarks.join(", ")
+}
+
+/// Formats how much comes back from object stores before a restore: `12.0 MiB on a, 3.0 MiB on b`.
+fn cold(checkpoint: &Checkpoint) -> String {
+    let copies = checkpoint.cold.iter().map(|copy| {
+        let bytes = human::bytes(copy.bytes);
+        match copy.node.as_str() {
+            "" => bytes,
+            node => format!("{bytes} on {node}"),
+        }
+    });
+    copies.collect::<Vec<_>>().join(", ")
 }
 
 fn parent(checkpoint: &Checkpoint) -> String {
@@ -252,6 +265,7 @@ fn human_detail(detail: &Detail) -> String {
             ),
             ("damaged", checkpoint.damaged.clone()),
             ("copies", copies(&checkpoint)),
+            ("in the object store", cold(&checkpoint)),
             (
                 "sealed",
                 format!(

@@ -99,6 +99,7 @@ const fn part(part: Part) -> &'static str {
         Part::Transfer => "transfer",
         Part::Read => "read",
         Part::PageIn => "page in",
+        Part::Recall => "recall",
         Part::Faults => "faults",
     }
 }

@@ -217,6 +217,7 @@ mod tests {
                 .filter_map(|name| name.strip_suffix('!'))
                 .map(str::to_owned)
                 .collect(),
+            cold: Vec::new(),
         }
     }
 

@@ -70,6 +70,8 @@ pub struct Swept {
     pub in_doubt: Vec<String>,
     /// Checkpoints that are damaged here, and were marked as such in the listing only now.
     pub damaged: Vec<String>,
+    /// Checkpoints of which more or less than was listed is in this node's object store.
+    pub tiered: Vec<String>,
     /// Checkpoints that are listed as damaged here, and not known to be: they were quarantined and will be read
     /// again.
     pub suspected: Vec<String>,
@@ -238,15 +240,15 @@ impl Sweep {
                 found.forgotten.insert(id.clone());
             } else if !entry.is_damaged_on(&self.node) && self.local().damage(id).is_some() {
                 damaged.push(entry);
+            } else if self.set_cold(entry)? {
+                swept.tiered.push(id.clone());
             }
         }
         for entry in damaged {
-            self.registry
-                .set_damaged(&entry.checkpoint, &self.node, true)
-                .or_else(|error| match error {
-                    StoreError::NotFound { .. } => Ok(()),
-                    error => Err(error),
-                })?;
+            unless_removed(
+                self.registry
+                    .set_damaged(&entry.checkpoint, &self.node, true),
+            )?;
             swept.damaged.push(entry.checkpoint.id.clone());
         }
         let before = std::mem::replace(&mut self.before, found);
@@ -358,12 +360,26 @@ impl Sweep {
         self.set_holder(&entry.checkpoint, false)
     }
 
+    /// Lists how much of this node's copy is in its object store, if that has changed.
+    fn set_cold(&self, entry: &Registered) -> Result<bool, StoreError> {
+        let bytes = self.local().cold_bytes(&entry.checkpoint.id);
+        if bytes == entry.cold_bytes_on(&self.node) {
+            return Ok(false);
+        }
+        unless_removed(self.registry.set_cold(&entry.checkpoint, &self.node, bytes))
+    }
+
     /// Sets or clears this node as a holder. Returns false if the checkpoint has been removed meanwhile.
     fn set_holder(&self, checkpoint: &Checkpoint, holds: bool) -> Result<bool, StoreError> {
-        match self.registry.set_holder(checkpoint, &self.node, holds) {
-            Ok(()) => Ok(true),
-            Err(StoreError::NotFound { .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
+        unless_removed(self.registry.set_holder(checkpoint, &self.node, holds))
+    }
+}
+
+/// Returns true if a change of the listing was made, false if the checkpoint has been removed meanwhile.
+fn unless_removed(changed: Result<(), StoreError>) -> Result<bool, StoreError> {
+    match changed {
+        Ok(()) => Ok(true),
+        Err(StoreError::NotFound { .. }) => Ok(false),
+        Err(error) => Err(error),
     }
 }

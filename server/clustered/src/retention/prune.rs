@@ -14,7 +14,6 @@ use permafrost_store::{
 };
 
 use crate::ClusteredStore;
-use crate::listing::line;
 
 /// Pause after each removal while dumps come in.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -225,7 +224,7 @@ impl ClusteredStore {
                 .filter(|entry| entry.checkpoint.generation > 0);
             listed.extend(entries.map(|entry| Listed {
                 whole: is_dump(&entry.checkpoint) && entry.good().next().is_some(),
-                record: line(entry),
+                record: entry.into_record(),
             }));
         }
         let has_damage = self.local.has_damage();

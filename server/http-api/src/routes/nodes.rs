@@ -109,6 +109,7 @@ fn tier(entry: &NodeEntry, age_s: f64) -> NodeTier {
         free_bytes: entry.free_bytes,
         write_bytes_per_s: say::rate(&figures.write.sustained(), age_s),
         read_bytes_per_s: say::rate(&figures.read.sustained(), age_s),
+        recall_bytes_per_s: say::rate(&figures.recall.sustained(), age_s),
         write_by_size: by_size(&figures.write, age_s),
         read_by_size: by_size(&figures.read, age_s),
         dump_start_s: say::time(&figures.dump_start, age_s),

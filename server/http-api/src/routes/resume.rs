@@ -15,10 +15,10 @@ use permafrost_api_types::text::Text;
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::manifest::CheckpointRef;
 use permafrost_scheduling::NodeId;
-use permafrost_scheduling::cost::{LazyRestore, MissingPages};
+use permafrost_scheduling::cost::{LazyRestore, MissingPages, Recall};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Figure, Missing};
-use permafrost_scheduling::quantity::{Bytes, BytesPerSecond};
+use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 use permafrost_scheduling::resume::{Offer, rank};
 
 use crate::body::{Asked, Stop, answered, parse, to_json};
@@ -186,6 +186,8 @@ impl<'a> Ranking<'a> {
                 continue;
             }
             let lacks = image.lacks(self.asked, node);
+            let source = lacks.as_ref().map_or(Some(node), |(holder, _)| *holder);
+            let lacks = lacks.map(|(_, lacks)| lacks);
             let figures = &of.entry.figures;
             offers.push(Offer {
                 node: figures,
@@ -194,6 +196,7 @@ impl<'a> Ranking<'a> {
                     .lazy
                     .map(|how| lazy(how, &figures.read, lacks.as_ref())),
                 lacks,
+                recall: source.and_then(|holder| image.recall(self.asked, holder)),
             });
         }
         let ranking = rank(image.size, &offers, self.request.preference);
@@ -248,6 +251,8 @@ struct Image {
     of_parent_bytes: Bytes,
     /// Nodes that hold the whole image.
     holders: Vec<NodeId>,
+    /// Bytes of holders' copies that are in an object store.
+    cold: Vec<(NodeId, Bytes)>,
     /// Nodes that hold its parent.
     of_parent: Vec<NodeId>,
 }
@@ -265,14 +270,20 @@ impl Image {
             zero: Bytes::new(checkpoint.zero_bytes),
             of_parent_bytes: Bytes::new(checkpoint.parent_bytes),
             holders: holders(asked, checkpoint),
+            cold: cold(asked, checkpoint),
             of_parent: parent
                 .map(|parent| holders(asked, parent))
                 .unwrap_or_default(),
         }
     }
 
-    /// Returns the bytes that a node lacks, and the fastest link to it from a live holder. `None` for a holder.
-    fn lacks<'a>(&self, asked: &Asked<'a>, node: NodeId) -> Option<MissingPages<'a>> {
+    /// Returns the bytes that a node lacks, and the live holder from which they come soonest with the link to it.
+    /// `None` for a holder.
+    fn lacks<'a>(
+        &self,
+        asked: &Asked<'a>,
+        node: NodeId,
+    ) -> Option<(Option<NodeId>, MissingPages<'a>)> {
         if self.holders.contains(&node) {
             return None;
         }
@@ -280,8 +291,15 @@ impl Image {
         if self.of_parent.contains(&node) {
             bytes = bytes.less(self.of_parent_bytes);
         }
-        let rate = |link: &SizedRates| link.of(bytes).known().map(|rate| rate.p50);
-        let mut best: Option<(BytesPerSecond, &SizedRates)> = None;
+        let time = |holder: NodeId, link: &SizedRates| {
+            let sent = bytes.at(link.of(bytes).known().ok()?.p50);
+            let Some(recall) = self.recall(asked, holder) else {
+                return Some(sent);
+            };
+            let rate = recall.rates.of(recall.bytes).known().ok()?.p50;
+            Some(sent.plus(recall.bytes.at(rate)))
+        };
+        let mut best: Option<(Seconds, NodeId, &SizedRates)> = None;
         let mut first = None;
         for holder in &self.holders {
             if !asked
@@ -292,17 +310,27 @@ impl Image {
                 continue;
             }
             let link = asked.world.link(*holder, node);
-            match rate(link) {
-                Ok(rate) if best.is_none_or(|(other, _)| rate > other) => best = Some((rate, link)),
+            match time(*holder, link) {
+                Some(time) if best.is_none_or(|(other, ..)| time < other) => {
+                    best = Some((time, *holder, link));
+                }
                 _ => {}
             }
-            first = first.or(Some(link));
+            first = first.or(Some((*holder, link)));
         }
-        let link = best.map(|(_, link)| link).or(first);
-        Some(MissingPages {
+        let source = best.map(|(_, holder, link)| (holder, link)).or(first);
+        let lacks = MissingPages {
             bytes,
-            link: link.unwrap_or(&NO_HOLDER),
-        })
+            link: source.map_or(&NO_HOLDER, |(_, link)| link),
+        };
+        Some((source.map(|(holder, _)| holder), lacks))
+    }
+
+    /// Returns what comes back from a holder's object store before its copy is read.
+    fn recall<'a>(&self, asked: &Asked<'a>, holder: NodeId) -> Option<Recall<'a>> {
+        let (_, bytes) = *self.cold.iter().find(|(node, _)| *node == holder)?;
+        let rates = &asked.world.node(holder)?.entry.figures.recall;
+        Some(Recall { bytes, rates })
     }
 }
 
@@ -323,6 +351,22 @@ fn holders(asked: &Asked<'_>, checkpoint: &Checkpoint) -> Vec<NodeId> {
         holders.retain(|holder| Some(*holder) != own);
     }
     holders
+}
+
+/// Returns the nodes with a part of their copy in an object store, and its bytes.
+fn cold(asked: &Asked<'_>, checkpoint: &Checkpoint) -> Vec<(NodeId, Bytes)> {
+    let world = asked.world;
+    let copies = checkpoint.cold.iter();
+    copies
+        .filter_map(|copy| {
+            // A store without a cluster names no nodes.
+            let name = match copy.node.as_str() {
+                "" => world.own_name(),
+                name => name,
+            };
+            Some((world.names().id(name)?, Bytes::new(copy.bytes)))
+        })
+        .collect()
 }
 
 /// Returns the rate for pages that come one by one on demand: that of the smallest transfers, the slower of

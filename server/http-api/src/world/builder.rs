@@ -174,6 +174,7 @@ fn figures(id: NodeId, entry: &NodeEntry) -> NodeFigures {
         write: rates,
         compare: rates,
         read: rates,
+        recall: rates,
         write_queue: Missing::NodeGone.into(),
         read_queue: Missing::NodeGone.into(),
         write_drain: Missing::NodeGone.into(),

@@ -21,6 +21,8 @@ pub(super) enum Lane {
     Together,
     /// The medium alone: bytes that a probe wrote, or a scrub read. Used where no dump or restore was measured.
     Probed,
+    /// Pages that come back from an object store before a restore.
+    Recalled,
 }
 
 impl Lane {
@@ -36,7 +38,7 @@ impl Lane {
     ];
     /// Lanes of restores.
     #[cfg(test)]
-    pub(super) const READ: [Self; 3] = [Self::Whole, Self::Together, Self::Probed];
+    pub(super) const READ: [Self; 4] = [Self::Whole, Self::Together, Self::Probed, Self::Recalled];
 
     /// Returns the lane of a dump of this kind.
     pub(super) const fn of_dump(compared: bool, copied: bool) -> Self {
@@ -58,6 +60,7 @@ impl Lane {
             Self::ComparedCopied => 3,
             Self::Together => 4,
             Self::Probed => 5,
+            Self::Recalled => 6,
         };
         Channel::Medium {
             node: NodeId(number),
@@ -127,7 +130,7 @@ mod tests {
             channels.extend(peers.link(peer));
         }
         let different: HashSet<_> = channels.iter().collect();
-        assert_eq!((different.len(), channels.len()), (12, 12));
+        assert_eq!((different.len(), channels.len()), (13, 13));
         assert_eq!(peers.link("b"), peers.known("b"));
         assert_eq!(peers.known("d"), None);
         assert_eq!(peers.links().count(), 3);

@@ -236,6 +236,14 @@ impl Costs {
         self.sample(&mut state.estimator, channel, now, done.bytes, done.elapsed);
     }
 
+    /// Records that `bytes` came back from an object store, in `elapsed`.
+    pub fn recalled(&self, bytes: u64, elapsed: Duration) {
+        let now = self.now();
+        let mut state = self.state();
+        let channel = Lane::Recalled.channel(Direction::Read);
+        self.sample(&mut state.estimator, channel, now, bytes, elapsed);
+    }
+
     /// Records the sizes of dumps that were made before the start, from their lines of the listing. The memory of
     /// their tasks is no longer known: the bytes that each dump moved stand for it.
     pub fn learn_history(&self, records: &[control::Checkpoint]) {

@@ -39,6 +39,10 @@ impl Observer for Learning {
         self.0.scrubbed(&ScrubDone { bytes, elapsed });
     }
 
+    fn recalled(&self, bytes: u64, elapsed: Duration) {
+        self.0.recalled(bytes, elapsed);
+    }
+
     fn tell(&self, event: &dyn Fn() -> StoreEvent) {
         self.0.tell(event);
     }

@@ -44,6 +44,9 @@ pub struct NodeReport {
     /// Bandwidth of restores.
     #[serde(deserialize_with = "lenient::field")]
     pub read: SizedRates,
+    /// Bandwidth at which pages come back from an object store.
+    #[serde(deserialize_with = "lenient::field")]
+    pub recall: SizedRates,
     /// Fixed time of a dump, which does not depend on its size.
     #[serde(deserialize_with = "lenient::field")]
     pub dump_start: Figure<Seconds>,
@@ -87,6 +90,7 @@ impl Default for NodeReport {
             write: not_measured(What::WriteBandwidth),
             compare: not_measured(What::WriteBandwidth),
             read: not_measured(What::ReadBandwidth),
+            recall: not_measured(What::RecallBandwidth),
             dump_start: no_time,
             restore_start: no_time,
             write_queue: QueueReport::default(),
@@ -130,6 +134,7 @@ impl Costs {
                 |line| line.rates,
             ),
             read: restores.map_or_else(|| best_known(Direction::Read), |line| line.rates),
+            recall: rates(Direction::Read, Lane::Recalled),
             dump_start: start_of(full.or(compared)).unwrap_or_else(|| {
                 first_known(
                     state.start(Direction::Write, Lane::Together, now),
@@ -221,6 +226,7 @@ impl NodeReport {
         rates(&self.write, &other.write)
             || rates(&self.compare, &other.compare)
             || rates(&self.read, &other.read)
+            || rates(&self.recall, &other.recall)
             || times(&self.dump_start, &other.dump_start)
             || times(&self.restore_start, &other.restore_start)
             || self.emulated != other.emulated

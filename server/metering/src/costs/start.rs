@@ -49,6 +49,8 @@ pub enum StartWhat {
     ReadTogether,
     /// Pages that were read to verify them.
     ReadProbed,
+    /// Pages that came back from an object store.
+    Recall,
     /// A full dump as its client measures it, from the first preparation to the last clean-up.
     FullDump,
     /// A compared dump as its client measures it.
@@ -133,6 +135,7 @@ fn lane(what: &StartWhat) -> Option<(Direction, Lane)> {
         StartWhat::Read => Some((Direction::Read, Lane::Whole)),
         StartWhat::ReadTogether => Some((Direction::Read, Lane::Together)),
         StartWhat::ReadProbed => Some((Direction::Read, Lane::Probed)),
+        StartWhat::Recall => Some((Direction::Read, Lane::Recalled)),
         StartWhat::FullDump => write(Lane::Whole),
         StartWhat::ComparedDump => write(Lane::Compared),
         StartWhat::Restore => Some((Direction::Read, Lane::Whole)),
@@ -140,7 +143,7 @@ fn lane(what: &StartWhat) -> Option<(Direction, Lane)> {
     }
 }
 
-const LANES: [StartWhat; 9] = [
+const LANES: [StartWhat; 10] = [
     StartWhat::Write,
     StartWhat::Compare,
     StartWhat::WriteCopied,
@@ -150,6 +153,7 @@ const LANES: [StartWhat; 9] = [
     StartWhat::Read,
     StartWhat::ReadTogether,
     StartWhat::ReadProbed,
+    StartWhat::Recall,
 ];
 
 impl Costs {

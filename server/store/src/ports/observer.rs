@@ -28,6 +28,9 @@ pub trait Observer: Send + Sync {
     /// Records a verification of `bytes`, read without a pause.
     fn scrubbed(&self, bytes: u64, elapsed: Duration);
 
+    /// Records that `bytes` came back from an object store.
+    fn recalled(&self, bytes: u64, elapsed: Duration);
+
     /// Publishes an event; `event` is called only if there is a subscriber.
     fn tell(&self, event: &dyn Fn() -> StoreEvent);
 }
@@ -52,6 +55,8 @@ impl Observer for Unobserved {
     fn restored(&self, _: &RestoreDone<'_>) {}
 
     fn scrubbed(&self, _: u64, _: Duration) {}
+
+    fn recalled(&self, _: u64, _: Duration) {}
 
     fn tell(&self, _: &dyn Fn() -> StoreEvent) {}
 }

@@ -61,4 +61,8 @@ impl Registry for List {
     fn set_damaged(&self, _: &Checkpoint, _: &str, _: bool) -> Result<(), StoreError> {
         Ok(())
     }
+
+    fn set_cold(&self, _: &Checkpoint, _: &str, _: u64) -> Result<(), StoreError> {
+        Ok(())
+    }
 }

@@ -141,4 +141,8 @@ impl Registry for FakeRegistry {
     fn set_damaged(&self, _: &Checkpoint, _: &str, _: bool) -> Result<(), StoreError> {
         self.speak()
     }
+
+    fn set_cold(&self, _: &Checkpoint, _: &str, _: u64) -> Result<(), StoreError> {
+        self.speak()
+    }
 }

@@ -127,6 +127,7 @@ impl Shared {
             nodes: holders.iter().map(|holder| name(*holder)).collect(),
             wanted_copies: wanted,
             damaged: Vec::new(),
+            cold: Vec::new(),
         });
     }
 
@@ -366,6 +367,10 @@ impl Registry for Shared {
     }
 
     fn set_damaged(&self, _: &Checkpoint, _: &str, _: bool) -> Result<(), StoreError> {
+        unreachable!("a node says it of its own copies")
+    }
+
+    fn set_cold(&self, _: &Checkpoint, _: &str, _: u64) -> Result<(), StoreError> {
         unreachable!("a node says it of its own copies")
     }
 }

@@ -97,6 +97,11 @@ pub fn believe(
         write: judge.rates("bandwidth for writing", write, &report.write),
         compare: judge.rates("bandwidth for comparing", write, &report.compare),
         read: judge.rates("bandwidth for reading", read, &report.read),
+        recall: judge.rates(
+            "bandwidth of the object store",
+            What::RecallBandwidth,
+            &report.recall,
+        ),
         write_queue: judge.queue(dumps, &report.write_queue),
         read_queue: judge.queue(restores, &report.read_queue),
         write_drain: judge.drain(dumps, write, &report.write_queue, &report.write),
