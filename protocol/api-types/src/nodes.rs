@@ -65,7 +65,9 @@ pub struct ListedNode {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 0)]
     pub age_s: Option<f64>,
-    /// Media that the node stores checkpoints on.
+    /// Tiers that the node stores checkpoints on, the fastest first. Dumps go to the first one with room, and what is
+    /// measured of dumps is of that one. An object store is last: its bandwidth of restores is that at which pages come
+    /// back from there.
     pub tiers: Vec<NodeTier>,
     /// Links to other nodes, as the node has measured them.
     pub links: Vec<Link>,
@@ -138,8 +140,6 @@ pub struct NodeTier {
     pub write_bytes_per_s: Figure<f64>,
     /// Bandwidth of restores, for a long row of them.
     pub read_bytes_per_s: Figure<f64>,
-    /// Bandwidth at which pages come back from the node's object store before a restore.
-    pub recall_bytes_per_s: Figure<f64>,
     /// Bandwidth of dumps by their size.
     pub write_by_size: Vec<RateOfSize>,
     /// Bandwidth of restores by their size.

@@ -22,7 +22,7 @@ use thiserror::Error;
 use permafrost_api_types::cost::By;
 pub use permafrost_api_types::cost::{Copies, Part};
 
-pub use node::{NodeFigures, Replica, SwapFigures};
+pub use node::{NodeFigures, Replica, SwapFigures, TierRoom};
 pub use resume::{
     LazyRestore, Missing as MissingPages, Recall, full as resume, lazy as resume_lazily,
 };

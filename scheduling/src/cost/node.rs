@@ -36,6 +36,30 @@ pub struct NodeFigures {
     pub restore_start: Figure<Seconds>,
 }
 
+/// Room on one tier of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TierRoom {
+    /// Name of the tier.
+    pub tier: String,
+    /// Bytes of the tier.
+    pub capacity_bytes: u64,
+    /// Free bytes of the tier.
+    pub free_bytes: u64,
+    /// True if its pages are in an object store: dumps do not go there.
+    pub cold: bool,
+}
+
+impl TierRoom {
+    /// Returns the tier that the next dump goes to, of a node's tiers, the fastest first: the first one with room.
+    #[must_use]
+    pub fn of_dumps(tiers: &[Self]) -> Option<&Self> {
+        let mut mapped = tiers.iter().filter(|tier| !tier.cold);
+        let first = mapped.clone().next();
+        mapped.find(|tier| tier.free_bytes > 0).or(first)
+    }
+}
+
 impl NodeFigures {
     /// Makes the figures of a node of which nothing is known.
     #[must_use]

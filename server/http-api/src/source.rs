@@ -10,7 +10,7 @@ use permafrost_api_types::nodes::{NodeClass, NodeState};
 use permafrost_api_types::reserve::{Reservation, ReserveRequest};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_scheduling::NodeId;
-use permafrost_scheduling::cost::NodeFigures;
+use permafrost_scheduling::cost::{NodeFigures, TierRoom};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::Missing;
 use permafrost_scheduling::size::{DumpKind, Memory, Prediction};
@@ -46,6 +46,8 @@ pub struct NodeEntry {
     pub age: Option<Duration>,
     /// Kind of its medium, in a word.
     pub tier: String,
+    /// Tiers of its region, the fastest first; empty where they are not known.
+    pub tiers: Vec<TierRoom>,
     /// Medium that is emulated by slowing this one down.
     pub emulated: Option<String>,
     /// Size of its region, bytes.
@@ -85,6 +87,7 @@ impl NodeEntry {
             version: String::new(),
             age: None,
             tier: String::new(),
+            tiers: Vec::new(),
             emulated: None,
             capacity_bytes: 0,
             free_bytes: 0,

@@ -73,6 +73,11 @@ pub(super) fn of(
 ) -> OfDaemon {
     let asked = Arc::clone(queues);
     costs.set_queues(move || asked.report());
+    let local = Arc::downgrade(store.local());
+    costs.set_tiers(move || {
+        let store = local.upgrade();
+        store.map(|store| store.tier_rooms()).unwrap_or_default()
+    });
     let (own, others) = match member {
         Some(member) => (member.facts(), Some(member.others())),
         None => (own::alone(store.local()), None),
@@ -352,6 +357,7 @@ pub fn node_entry(
 ) -> NodeEntry {
     let Believed {
         figures,
+        tiers,
         links,
         write_queue,
         read_queue,
@@ -381,6 +387,7 @@ pub fn node_entry(
         figures,
         write_queue: length(write_queue),
         read_queue: length(read_queue),
+        tiers,
         links,
         doubts,
         ..NodeEntry::unknown(&facts.name)

@@ -20,12 +20,12 @@ const STEP_BYTES: u64 = 4 << 20;
 const PARTS: [u32; 2] = [8, 2];
 
 /// Least part of what is in use, as one of so many, that must be reclaimable for a pass in the background. What is not
-/// reclaimable is in slots that are three quarters full with live pages, or more: so about `4/3 * 8/7` times the live
-/// data is in use at most when a pass is over.
-const WORTH: u64 = 8;
+/// reclaimable is in slots that are three quarters full with live pages, or more: so about `4/3 * 16/15` times the
+/// live data is in use at most when a pass is over.
+const WORTH: u64 = 16;
 
 /// Fewest segments that must be reclaimable for a pass in the background.
-const FEWEST_SEGMENTS: u64 = 8;
+const FEWEST_SEGMENTS: u64 = 4;
 
 /// Least part of the region, as one of so many, that is reclaimed in the background once the region is half full.
 const WORTH_OF_FULL: u64 = 64;
@@ -187,8 +187,8 @@ impl Store {
     }
 }
 
-/// Returns true if a region in which cleaning would free so many bytes is cleaned in the background: an eighth of what
-/// is in use and at least eight segments, or, in a region that is half full, a 64th of the region.
+/// Returns true if a region in which cleaning would free so many bytes is cleaned in the background: a 16th of what is
+/// in use and at least four segments, or, in a region that is half full, a 64th of the region.
 #[must_use]
 pub fn is_worth_cleaning(usage: &RegionUsage, reclaimable_bytes: u64) -> bool {
     let used = usage.capacity_bytes.saturating_sub(usage.free_bytes);
@@ -246,11 +246,11 @@ mod tests {
             is_worth_cleaning(&usage, reclaimable * SEGMENT)
         };
         // However much room there is.
-        assert!(is_worth(1_000_000, 800, 100));
-        assert!(!is_worth(1_000_000, 800, 99));
+        assert!(is_worth(1_000_000, 800, 50));
+        assert!(!is_worth(1_000_000, 800, 49));
         // A few segments are left alone.
-        assert!(is_worth(1_000_000, 20, 8));
-        assert!(!is_worth(1_000_000, 20, 7));
+        assert!(is_worth(1_000_000, 20, 4));
+        assert!(!is_worth(1_000_000, 20, 3));
         // Sooner when room becomes short, in small regions too.
         assert!(is_worth(6400, 3201, 100));
         assert!(!is_worth(6400, 3201, 99));

@@ -358,10 +358,10 @@ fn unaged(slot: &OccupiedSlot) -> SlotUse {
 
 /// Orders tiers, the fastest first, and cold ones last.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct SpeedKey(bool, usize, String);
+pub(super) struct SpeedKey(bool, usize, String);
 
 impl SpeedKey {
-    fn of(medium: &RegionMedium) -> Self {
+    pub(super) fn of(medium: &RegionMedium) -> Self {
         let (place, name) = medium.tier.speed();
         Self(medium.store.is_some(), place, name.to_owned())
     }

@@ -11,7 +11,9 @@ use permafrost_pmem::{
     open_medium,
 };
 use permafrost_protocol::control::{MediumStatus, RegionMedia, request};
+use permafrost_scheduling::cost::TierRoom;
 
+use super::cooling::SpeedKey;
 use super::error::RegionMediaError;
 use super::{ProgressReceiver, Store, StoreError};
 
@@ -207,6 +209,33 @@ impl Store {
                 Err(RegionMediaError::NotFound { name }.into())
             }
         }
+    }
+
+    /// Returns the room on each tier of the region, the fastest first.
+    #[must_use]
+    pub fn tier_rooms(&self) -> Vec<TierRoom> {
+        let mut media = self.region.media();
+        media.retain(|medium| medium.guarantee.is_some());
+        media.sort_by_key(SpeedKey::of);
+        let mut rooms: Vec<TierRoom> = Vec::new();
+        for medium in media {
+            let (tier, cold) = (medium.tier.name(), medium.store.is_some());
+            if rooms
+                .last()
+                .is_none_or(|last| last.tier != tier || last.cold != cold)
+            {
+                rooms.push(TierRoom {
+                    tier: tier.to_owned(),
+                    cold,
+                    ..TierRoom::default()
+                });
+            }
+            if let Some(room) = rooms.last_mut() {
+                room.capacity_bytes += medium.capacity_bytes;
+                room.free_bytes += medium.free_bytes;
+            }
+        }
+        rooms
     }
 
     fn status_of(&self, medium: &RegionMedium) -> MediumStatus {

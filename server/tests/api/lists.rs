@@ -3,7 +3,11 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::fixture::{GB, Plain, asked, checkpoint, close, links, node, pointers, three_nodes};
+use permafrost_scheduling::cost::TierRoom;
+
+use crate::fixture::{
+    GB, Plain, asked, checkpoint, close, links, node, pointers, rate, three_nodes,
+};
 
 #[tokio::test]
 async fn a_node_is_told_with_its_figures_and_what_is_not_known() {
@@ -60,6 +64,37 @@ async fn a_node_is_told_with_its_figures_and_what_is_not_known() {
         c["tiers"][0]["write_bytes_per_s"]["unknown"],
         "the node is not there"
     );
+}
+
+#[tokio::test]
+async fn each_tier_is_told_with_what_holds_there() {
+    let source = three_nodes();
+    let room = |tier: &str, free_gb, cold| TierRoom {
+        tier: tier.to_owned(),
+        capacity_bytes: 40 * GB,
+        free_bytes: free_gb * GB,
+        cold,
+    };
+    source.nodes.lock()[0].tiers = vec![
+        room("nvm", 0, false),
+        room("ssd", 10, false),
+        room("s3", 30, true),
+    ];
+    source.nodes.lock()[0].figures.recall = rate(0.125);
+    let (_, answer) = asked(source).get("/v1/nodes?name=a").await;
+    let [nvm, ssd, cold] = [0, 1, 2].map(|at| &answer["nodes"][0]["tiers"][at]);
+    assert_eq!(
+        (&nvm["tier"], &nvm["free_bytes"]),
+        (&json!("nvm"), &json!(0))
+    );
+    // Dumps go to the first with room, and all but the last are read in place.
+    close(&ssd["write_bytes_per_s"]["p50"], 0.5e9);
+    for other in [nvm, cold] {
+        let why = &other["write_bytes_per_s"]["unknown"];
+        assert_eq!(why, "dumps go to the tier ssd");
+    }
+    close(&nvm["read_bytes_per_s"]["p50"], 1e9);
+    close(&cold["read_bytes_per_s"]["p50"], 0.125e9);
 }
 
 #[tokio::test]

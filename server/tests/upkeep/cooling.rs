@@ -63,6 +63,9 @@ fn old_generations_cool_by_themselves_and_what_the_newest_needs_stays() {
     site.dump("a/job", 1000..1200);
     site.dump("a/other", shared_and_new.clone());
     let store = site.store.local();
+    let rooms = store.tier_rooms();
+    assert_eq!((rooms.len(), &*rooms[1].tier), (2, "hdd"));
+    assert!(rooms.iter().all(|room| !room.cold && room.free_bytes > 0));
     let (fast, slow) = used(store);
     assert_eq!(slow, 0);
     assert!(store.clean_in_background(&|| false).unwrap());

@@ -285,7 +285,6 @@ mod tests {
             free_bytes: 1 << 30,
             write_bytes_per_s: known(f64::from(1 << 30), 1e8, 7),
             read_bytes_per_s: Figure::unknown("not measured"),
-            recall_bytes_per_s: Figure::unknown("not measured"),
             write_by_size: Vec::new(),
             read_by_size: Vec::new(),
             dump_start_s: Figure::unknown("not measured"),

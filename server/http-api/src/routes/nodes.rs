@@ -5,10 +5,12 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::http::Uri;
+use permafrost_api_types::figure::Figure as ApiFigure;
 use permafrost_api_types::nodes::{
     Link, ListedNode, NodeTier, NodesAnswer, NodesQuery, Queue, RateOfSize,
 };
 use permafrost_api_types::problem::{Problem, ProblemKind};
+use permafrost_scheduling::cost::TierRoom;
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Estimate, Figure, Missing};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
@@ -94,7 +96,7 @@ fn told(node: &world::Node, world: &World) -> ListedNode {
         },
         version: entry.version.clone(),
         age_s: entry.age.map(|age| say::rounded(age.as_secs_f64() + age_s)),
-        tiers: vec![tier(entry, age_s)],
+        tiers: tiers(entry, age_s),
         links: links.collect(),
         doubts: entry.doubts.clone(),
     }
@@ -109,7 +111,6 @@ fn tier(entry: &NodeEntry, age_s: f64) -> NodeTier {
         free_bytes: entry.free_bytes,
         write_bytes_per_s: say::rate(&figures.write.sustained(), age_s),
         read_bytes_per_s: say::rate(&figures.read.sustained(), age_s),
-        recall_bytes_per_s: say::rate(&figures.recall.sustained(), age_s),
         write_by_size: by_size(&figures.write, age_s),
         read_by_size: by_size(&figures.read, age_s),
         dump_start_s: say::time(&figures.dump_start, age_s),
@@ -129,6 +130,34 @@ fn tier(entry: &NodeEntry, age_s: f64) -> NodeTier {
             age_s,
         ),
     }
+}
+
+/// Returns the tiers of a node, the fastest first. What is measured of dumps is of the tier that they go to.
+fn tiers(entry: &NodeEntry, age_s: f64) -> Vec<NodeTier> {
+    let Some(of_dumps) = TierRoom::of_dumps(&entry.tiers).filter(|_| entry.tiers.len() > 1) else {
+        return vec![tier(entry, age_s)];
+    };
+    let tiers = entry.tiers.iter().map(|room| {
+        let mut tier = NodeTier {
+            tier: room.tier.clone(),
+            capacity_bytes: room.capacity_bytes,
+            free_bytes: room.free_bytes,
+            ..tier(entry, age_s)
+        };
+        if room.cold {
+            let recall = &entry.figures.recall;
+            tier.read_bytes_per_s = say::rate(&recall.sustained(), age_s);
+            tier.read_by_size = by_size(recall, age_s);
+        }
+        if room != of_dumps {
+            let why = format!("dumps go to the tier {}", of_dumps.tier);
+            tier.write_bytes_per_s = ApiFigure::unknown(&why);
+            tier.dump_start_s = ApiFigure::unknown(&why);
+            tier.write_by_size = Vec::new();
+        }
+        tier
+    });
+    tiers.collect()
 }
 
 fn by_size(rates: &SizedRates, age_s: f64) -> Vec<RateOfSize> {

@@ -28,6 +28,7 @@ impl Costs {
     /// Registers a dump that begins. Costs a lock, and the reading of a few hundred figures.
     #[must_use]
     pub fn begin_dump(self: &Arc<Self>, beginning: &Beginning<'_>) -> MeteredTransfer {
+        self.look_at_tiers();
         let predicted = self.predict(
             beginning.job,
             beginning.program,

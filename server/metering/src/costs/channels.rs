@@ -50,9 +50,9 @@ impl Lane {
         }
     }
 
-    /// Returns the estimator's channel. Within this node the estimator's number of the node distinguishes the
-    /// lanes.
-    pub(super) const fn channel(self, direction: Direction) -> Channel {
+    /// Returns the estimator's channel, of dumps that of a tier. Within this node the estimator's number of the node
+    /// distinguishes the lanes.
+    pub(super) const fn channel(self, direction: Direction, tier: u16) -> Channel {
         let number = match self {
             Self::Whole => 0,
             Self::Compared => 1,
@@ -64,7 +64,11 @@ impl Lane {
         };
         Channel::Medium {
             node: NodeId(number),
-            tier: MediumTier::Named(0),
+            tier: match direction {
+                Direction::Write => MediumTier::Named(tier),
+                // Restores read from all tiers.
+                Direction::Read => MediumTier::Named(0),
+            },
             direction,
         }
     }
@@ -123,9 +127,9 @@ mod tests {
     fn no_two_lanes_or_links_share_a_channel() {
         let mut peers = Peers::default();
         let mut channels: Vec<_> = Lane::WRITE
-            .map(|lane| lane.channel(Direction::Write))
+            .map(|lane| lane.channel(Direction::Write, 0))
             .into();
-        channels.extend(Lane::READ.map(|lane| lane.channel(Direction::Read)));
+        channels.extend(Lane::READ.map(|lane| lane.channel(Direction::Read, 0)));
         for peer in ["a", "b", "c"] {
             channels.extend(peers.link(peer));
         }

@@ -45,6 +45,7 @@ impl Costs {
     pub fn dumped(&self, done: &DumpDone<'_>) {
         let elapsed = done.whole.unwrap_or(done.transferred.elapsed);
         let now = self.now();
+        self.look_at_tiers();
         let mut state = self.state();
         self.learn_size(&mut state, done, now);
         self.learn_time(&mut state, done, now);
@@ -90,8 +91,9 @@ impl Costs {
         let (moved, all) = (done.moved_bytes, way.all_bytes.max(done.moved_bytes));
         let compared = done.kind == DumpKind::Incremental;
         let here = way.elapsed.saturating_sub(way.waited);
+        let tier = state.tiers.current();
         let mut sample = |lane: Lane, elapsed: Duration| {
-            let channel = lane.channel(Direction::Write);
+            let channel = lane.channel(Direction::Write, tier);
             self.sample(&mut state.estimator, channel, now, moved, elapsed);
         };
         if is_alone(moved, all) {
@@ -105,7 +107,7 @@ impl Costs {
         if let Some(whole) = done.whole {
             let start = seconds(whole.saturating_sub(way.elapsed));
             for lane in [Lane::of_dump(compared, done.copied), Lane::Together] {
-                let channel = lane.channel(Direction::Write);
+                let channel = state.channel(Direction::Write, lane);
                 self.judged(state.estimator.answered(channel, now, now, start));
             }
             // Dumps with copies have figures of their own.
@@ -133,7 +135,7 @@ impl Costs {
         } else {
             Direction::Write
         };
-        let channel = lane.channel(direction);
+        let channel = state.channel(direction, lane);
         let transfer = Transfer {
             at: now,
             bytes: Bytes::new(whole.bytes),
@@ -164,10 +166,10 @@ impl Costs {
             } else {
                 (Lane::Together, share(done.elapsed, done.bytes, all))
             };
-            let channel = lane.channel(Direction::Read);
+            let channel = state.channel(Direction::Read, lane);
             self.sample(&mut state.estimator, channel, now, done.bytes, elapsed);
             if let Some(start) = done.start {
-                let channel = Lane::Whole.channel(Direction::Read);
+                let channel = state.channel(Direction::Read, Lane::Whole);
                 let answered = state.estimator.answered(channel, now, now, seconds(start));
                 self.judged(answered);
                 self.learn_whole(
@@ -232,7 +234,7 @@ impl Costs {
     pub fn scrubbed(&self, done: &ScrubDone) {
         let now = self.now();
         let mut state = self.state();
-        let channel = Lane::Probed.channel(Direction::Read);
+        let channel = state.channel(Direction::Read, Lane::Probed);
         self.sample(&mut state.estimator, channel, now, done.bytes, done.elapsed);
     }
 
@@ -240,7 +242,7 @@ impl Costs {
     pub fn recalled(&self, bytes: u64, elapsed: Duration) {
         let now = self.now();
         let mut state = self.state();
-        let channel = Lane::Recalled.channel(Direction::Read);
+        let channel = state.channel(Direction::Read, Lane::Recalled);
         self.sample(&mut state.estimator, channel, now, bytes, elapsed);
     }
 

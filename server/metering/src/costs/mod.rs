@@ -21,6 +21,7 @@ mod report;
 mod running;
 mod start;
 mod state;
+mod tiers;
 
 pub use begin::MeteredTransfer;
 pub use measure::ScrubDone;

@@ -115,12 +115,15 @@ impl State {
     }
 
     pub(super) fn rates(&self, direction: Direction, lane: Lane, now: Moment) -> SizedRates {
-        self.estimator.rates(lane.channel(direction), now)
+        self.estimator.rates(self.channel(direction, lane), now)
     }
 
     /// Returns the fixed time of a transfer, which does not depend on its size.
     pub(super) fn start(&self, direction: Direction, lane: Lane, now: Moment) -> Figure<Seconds> {
-        let of = |lane: Lane| self.estimator.latency(lane.channel(direction), now);
+        let of = |lane| {
+            let channel = self.channel(direction, lane);
+            self.estimator.latency(channel, now)
+        };
         first_known(of(lane), of(Lane::Together))
     }
 }

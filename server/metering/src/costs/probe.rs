@@ -356,9 +356,10 @@ impl Costs {
 
     /// Records the bytes that a probe wrote; `elapsed` until they were durable.
     pub(super) fn probed_write(&self, bytes: u64, elapsed: Duration) {
-        let channel = Lane::Probed.channel(Direction::Write);
+        self.look_at_tiers();
         let now = self.now();
         let mut state = self.state();
+        let channel = state.channel(Direction::Write, Lane::Probed);
         self.sample(&mut state.estimator, channel, now, bytes, elapsed);
     }
 }

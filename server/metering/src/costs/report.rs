@@ -9,6 +9,7 @@ mod lenient;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
+use permafrost_scheduling::cost::TierRoom;
 use permafrost_scheduling::estimator::{Direction, Line, SizedRates};
 use permafrost_scheduling::figure::{Figure, Missing, What};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Moment, Seconds};
@@ -59,6 +60,9 @@ pub struct NodeReport {
     /// Queue of restores.
     #[serde(deserialize_with = "lenient::field")]
     pub read_queue: QueueReport,
+    /// Tiers of the region, the fastest first. The bandwidths of dumps are of the one that they go to.
+    #[serde(deserialize_with = "lenient::field")]
+    pub tiers: Vec<TierRoom>,
     /// Bandwidth of the links between this node and others, by name.
     #[serde(deserialize_with = "lenient::field")]
     pub links: BTreeMap<String, SizedRates>,
@@ -95,6 +99,7 @@ impl Default for NodeReport {
             restore_start: no_time,
             write_queue: QueueReport::default(),
             read_queue: QueueReport::default(),
+            tiers: Vec::new(),
             links: BTreeMap::new(),
             emulated: None,
             unreadable: false,
@@ -109,6 +114,7 @@ impl Costs {
     pub fn report(&self) -> NodeReport {
         let now = self.now();
         let queues = self.queues.get().map(|ask| ask());
+        let tiers = self.look_at_tiers();
         let state = self.state();
         let [write_queue, read_queue] = queues.unwrap_or_else(|| {
             [Direction::Write, Direction::Read].map(|direction| under_way(&state, direction))
@@ -145,6 +151,7 @@ impl Costs {
                 .unwrap_or_else(|| state.start(Direction::Read, Lane::Whole, now)),
             write_queue,
             read_queue,
+            tiers,
             links: links
                 .map(|(peer, link)| (peer.to_owned(), state.estimator.rates(link, now)))
                 .filter(|(_, rates)| rates.sustained().known().is_ok())
@@ -171,7 +178,7 @@ fn line(
         state.start(direction, Lane::Together, now),
     );
     let unless_told = seen.known().map_or(Seconds::ZERO, |seen| seen.p50);
-    let channel = lane.channel(direction);
+    let channel = state.channel(direction, lane);
     state.estimator.line(channel, now, start, unless_told)
 }
 
@@ -230,6 +237,11 @@ impl NodeReport {
             || times(&self.dump_start, &other.dump_start)
             || times(&self.restore_start, &other.restore_start)
             || self.emulated != other.emulated
+            || !self
+                .tiers
+                .iter()
+                .map(|tier| &tier.tier)
+                .eq(other.tiers.iter().map(|tier| &tier.tier))
             || !self.links.keys().eq(other.links.keys())
             || self
                 .links

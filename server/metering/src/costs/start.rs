@@ -184,7 +184,7 @@ impl Costs {
         for (place, sample) in in_order(&figures.samples) {
             let refuse = |why: String| InstallError::Implausible { place, why };
             let channel = match (&sample.what, lane(&sample.what)) {
-                (_, Some((direction, lane))) => lane.channel(direction),
+                (_, Some((direction, lane))) => state.channel(direction, lane),
                 (StartWhat::Link(peer), _) => peers
                     .link(peer)
                     .ok_or_else(|| refuse("there are too many links".to_owned()))?,
@@ -233,7 +233,8 @@ impl Costs {
         let mut samples = Vec::new();
         for what in LANES {
             if let Some((direction, lane)) = lane(&what) {
-                keep(&state, &what, lane.channel(direction), now, &mut samples);
+                let channel = state.channel(direction, lane);
+                keep(&state, &what, channel, now, &mut samples);
             }
         }
         for (peer, link) in state.peers.links() {
@@ -267,7 +268,7 @@ impl Costs {
         for (_, mut sample) in in_order(&file.figures.samples) {
             sample.age = sample.age.plus(away);
             let channel = match (&sample.what, lane(&sample.what)) {
-                (_, Some((direction, lane))) => Some(lane.channel(direction)),
+                (_, Some((direction, lane))) => Some(state.channel(direction, lane)),
                 (StartWhat::Link(peer), _) => state.peers.link(peer),
                 _ => None,
             };

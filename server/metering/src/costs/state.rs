@@ -6,17 +6,19 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
-use permafrost_scheduling::estimator::{Estimator, Refused};
+use permafrost_scheduling::cost::TierRoom;
+use permafrost_scheduling::estimator::{Channel, Direction, Estimator, Refused};
 use permafrost_scheduling::quantity::Moment;
 use permafrost_scheduling::size::{Accuracy, SizePredictor};
 use permafrost_store::StoreEvent;
 use permafrost_store::clock::unix_ms;
 use tokio::sync::broadcast;
 
-use super::channels::Peers;
+use super::channels::{Lane, Peers};
 use super::ended::Ended;
 use super::jobs::Jobs;
 use super::running::Running;
+use super::tiers::Tiers;
 use crate::QueueReport;
 
 /// Start of the daemon on the figures' time scale, so that figures of earlier runs lie before it. Ten years,
@@ -90,6 +92,8 @@ pub(super) struct Counted {
 
 pub(super) type AskQueues = Box<dyn Fn() -> [QueueReport; 2] + Send + Sync>;
 
+pub(super) type AskTiers = Box<dyn Fn() -> Vec<TierRoom> + Send + Sync>;
+
 /// Measurements and predictions of this node. A daemon has one.
 pub struct Costs {
     pub(super) config: CostsConfig,
@@ -98,6 +102,7 @@ pub struct Costs {
     pub(super) started_unix_ms: u64,
     pub(super) reports: AtomicU64,
     pub(super) queues: OnceLock<AskQueues>,
+    tiers: OnceLock<AskTiers>,
     pub(super) counted: Counted,
     /// Bytes given to restores.
     pub(super) read_bytes: AtomicU64,
@@ -110,6 +115,7 @@ pub struct Costs {
 pub(super) struct State {
     pub(super) estimator: Estimator,
     pub(super) peers: Peers,
+    pub(super) tiers: Tiers,
     pub(super) sizes: SizePredictor,
     pub(super) jobs: Jobs,
     pub(super) running: Vec<Running>,
@@ -134,6 +140,7 @@ impl Costs {
             started_unix_ms: unix_ms(),
             reports: AtomicU64::new(0),
             queues: OnceLock::new(),
+            tiers: OnceLock::new(),
             counted: Counted::default(),
             read_bytes: AtomicU64::new(0),
             under_way: AtomicUsize::new(0),
@@ -141,6 +148,7 @@ impl Costs {
             state: Mutex::new(State {
                 estimator: Estimator::default(),
                 peers: Peers::default(),
+                tiers: Tiers::default(),
                 // One more than the jobs that are remembered, because the oldest goes before the newest comes.
                 sizes: SizePredictor::new(jobs.max(1) + 1),
                 jobs: Jobs::new(jobs),
@@ -158,6 +166,19 @@ impl Costs {
     /// transfers that are running, as far as this node knows them. Returns false if it is set already.
     pub fn set_queues(&self, ask: impl Fn() -> [QueueReport; 2] + Send + Sync + 'static) -> bool {
         self.queues.set(Box::new(ask)).is_ok()
+    }
+
+    /// Sets the function that reports the region's tiers, the fastest first, once. Without it all dumps go to one tier.
+    /// Returns false if it is set already.
+    pub fn set_tiers(&self, ask: impl Fn() -> Vec<TierRoom> + Send + Sync + 'static) -> bool {
+        self.tiers.set(Box::new(ask)).is_ok()
+    }
+
+    /// Finds out which tier dumps go to, and returns all.
+    pub(super) fn look_at_tiers(&self) -> Vec<TierRoom> {
+        let tiers = self.tiers.get().map(|ask| ask()).unwrap_or_default();
+        self.state().tiers.set(&tiers);
+        tiers
     }
 
     /// Returns true if a dump or a restore is under way. Costs a load.
@@ -221,5 +242,12 @@ impl Costs {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // Figures are changed one by one; those of half a dump are as valid as those of a whole one.
         self.state.lock()
+    }
+}
+
+impl State {
+    /// Returns the channel of a lane, of dumps that of the tier that they go to.
+    pub(super) fn channel(&self, direction: Direction, lane: Lane) -> Channel {
+        lane.channel(direction, self.tiers.current())
     }
 }

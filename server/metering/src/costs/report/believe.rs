@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_scheduling::NodeId;
-use permafrost_scheduling::cost::NodeFigures;
+use permafrost_scheduling::cost::{NodeFigures, TierRoom};
 use permafrost_scheduling::estimator::{EstimatorConfig, SizedRates};
 use permafrost_scheduling::figure::{Estimate, Figure, Missing, What};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
@@ -28,6 +28,12 @@ const MOST_TRANSFERS: u32 = 1_000_000;
 /// Age up to which the reported length of a queue is used: reports come at least every half minute.
 const QUEUE_HOLDS: Duration = Duration::from_secs(120);
 
+/// Maximum number of tiers of one node that are read.
+const MOST_TIERS: usize = 16;
+
+/// Longest name of a tier, bytes.
+const LONGEST_TIER: usize = 64;
+
 /// Maximum number of links of one node that are read.
 const MOST_LINKS: usize = 4096;
 
@@ -39,6 +45,8 @@ const MOST_DOUBTS: usize = 8;
 pub struct Believed {
     /// Figures of the node; one that is not believed is unknown, with that reason.
     pub figures: NodeFigures,
+    /// Tiers of the node, the fastest first; at most 16.
+    pub tiers: Vec<TierRoom>,
     /// Links of the node to others, by name.
     pub links: BTreeMap<String, SizedRates>,
     /// Queue of dumps, as reported; empty where the report is not believed.
@@ -57,6 +65,7 @@ impl Believed {
     pub fn nothing(id: NodeId) -> Self {
         Self {
             figures: NodeFigures::unknown(id),
+            tiers: Vec::new(),
             links: BTreeMap::new(),
             write_queue: QueueReport::default(),
             read_queue: QueueReport::default(),
@@ -115,6 +124,7 @@ pub fn believe(
         Figure::Unknown { .. } => QueueReport::default(),
     };
     Believed {
+        tiers: judge.tiers(&report.tiers),
         links,
         write_queue: known(&figures.write_queue, report.write_queue),
         read_queue: known(&figures.read_queue, report.read_queue),
@@ -243,6 +253,17 @@ impl Judge {
                 ..Estimate::given(p50)
             },
         )
+    }
+
+    fn tiers(&mut self, tiers: &[TierRoom]) -> Vec<TierRoom> {
+        let is_plausible = |tier: &TierRoom| {
+            tier.tier.len() <= LONGEST_TIER && tier.free_bytes <= tier.capacity_bytes
+        };
+        if tiers.len() > MOST_TIERS || !tiers.iter().all(is_plausible) {
+            self.doubt("its tiers make no sense".to_owned());
+            return Vec::new();
+        }
+        tiers.to_vec()
     }
 
     fn links(&mut self, links: &BTreeMap<String, SizedRates>) -> BTreeMap<String, SizedRates> {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use permafrost_scheduling::cost::TierRoom;
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Figure, Missing, What};
 use permafrost_scheduling::quantity::Seconds;
@@ -74,6 +75,12 @@ impl Readable for BTreeMap<String, SizedRates> {
                 .collect(),
             _ => Self::new(),
         }
+    }
+}
+
+impl Readable for Vec<TierRoom> {
+    fn read(value: Value) -> Self {
+        read_or(value, Self::new)
     }
 }
 

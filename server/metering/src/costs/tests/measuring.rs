@@ -1,5 +1,7 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use permafrost_protocol::control;
-use permafrost_scheduling::cost::{Copies, Dump, TaskFigures, checkpoint};
+use permafrost_scheduling::cost::{Copies, Dump, TaskFigures, TierRoom, checkpoint};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::Figure;
 use permafrost_scheduling::size::Basis;
@@ -353,4 +355,42 @@ fn queues_are_those_of_whoever_keeps_them() {
         (queue(7), queue(9))
     );
     assert!(costs.report().sequence > report.sequence);
+}
+
+#[test]
+fn what_is_measured_of_dumps_belongs_to_the_tier_that_they_go_to() {
+    let costs = Costs::new(CostsConfig::default());
+    let fast_is_full = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&fast_is_full);
+    let tiers = move || {
+        let room = |tier: &str, free_bytes| TierRoom {
+            tier: tier.to_owned(),
+            capacity_bytes: MIB,
+            free_bytes,
+            cold: false,
+        };
+        let free = u64::from(!asked.load(Ordering::Relaxed));
+        vec![room("nvm", free), room("hdd", 1)]
+    };
+    assert!(costs.set_tiers(tiers));
+    let rate = |costs: &Costs| {
+        let known = costs.report().write.sustained().known();
+        known.ok().map(|rate| rate.p50.value())
+    };
+    for _ in 0..10 {
+        costs.dumped(&dump("job", 1000));
+    }
+    let fast = rate(&costs).unwrap();
+    fast_is_full.store(true, Ordering::Relaxed);
+    assert_eq!(rate(&costs), None, "nothing was written there yet");
+    for _ in 0..10 {
+        let mut slow = dump("job", 1000);
+        slow.transferred.elapsed *= 10;
+        slow.whole = Some(slow.transferred.elapsed);
+        costs.dumped(&slow);
+    }
+    assert!(close(rate(&costs).unwrap() * 10.0, fast));
+    fast_is_full.store(false, Ordering::Relaxed);
+    assert!(close(rate(&costs).unwrap(), fast));
+    assert_eq!(costs.report().tiers[1].tier, "hdd");
 }
