@@ -120,6 +120,10 @@ impl SegmentWriter {
         }
     }
 
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.encryption.is_some()
+    }
+
     pub(crate) fn space(&self) -> &Arc<Space> {
         &self.space
     }

@@ -41,6 +41,12 @@ impl Shadow {
         }
     }
 
+    /// Returns true if pages are encrypted, which takes longer than all else that is done with one.
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.out.is_encrypted()
+    }
+
     /// Compares pages that are neither the parent's nor another object's with those that `others` finds, too.
     pub fn look_in(&mut self, others: Box<dyn FindEqual>) {
         self.others = Some(others);

@@ -8,6 +8,7 @@ use aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 use zeroize::Zeroize;
 
 use crate::PAGE_BYTES;
+use crate::tweaks::{self, double};
 
 type Block = Array<u8, U16>;
 
@@ -15,10 +16,6 @@ type Block = Array<u8, U16>;
 pub const BLOCK_BYTES: usize = 16;
 /// Blocks of a page.
 const BLOCKS: usize = PAGE_BYTES / BLOCK_BYTES;
-/// Tweaks that are computed independently of each other.
-const LANES: usize = 8;
-/// Reduction of x^128 in the field of the tweaks: x^7 + x^2 + x + 1.
-const POLYNOMIAL: u128 = 0x87;
 
 /// Cipher of the pages of one data key in one region. Its keys are zeroed when it is dropped.
 pub struct PageCipher {
@@ -79,40 +76,17 @@ impl PageCipher {
         let (blocks, _) = part.as_chunks_mut::<BLOCK_BYTES>();
         let count = blocks.len().min(BLOCKS);
         let blocks = &mut blocks[..count];
-        let mut tweaks = [0; BLOCKS];
-        fill_tweaks(tweak, &mut tweaks[..count]);
-        xor(blocks, &tweaks);
+        let mut tweaks = [[0; BLOCK_BYTES]; BLOCKS];
+        let tweaks = &mut tweaks[..count];
+        tweaks::fill(tweak, tweaks);
+        tweaks::xor(blocks, tweaks);
         let units: &mut [Block] = Array::cast_slice_from_core_mut(&mut *blocks);
         match direction {
             Direction::Encrypt => self.data.encrypt_blocks(units),
             Direction::Decrypt => self.data.decrypt_blocks(units),
         }
-        xor(blocks, &tweaks);
+        tweaks::xor(blocks, tweaks);
     }
-}
-
-fn xor(blocks: &mut [[u8; BLOCK_BYTES]], tweaks: &[u128]) {
-    for (block, tweak) in blocks.iter_mut().zip(tweaks) {
-        *block = (u128::from_le_bytes(*block) ^ tweak).to_le_bytes();
-    }
-}
-
-/// Fills in the tweaks of consecutive blocks: each is twice the one before, so each is 2^8 times the eighth before it.
-fn fill_tweaks(first: u128, tweaks: &mut [u128]) {
-    let mut tweak = first;
-    for slot in tweaks.iter_mut().take(LANES) {
-        *slot = tweak;
-        tweak = double(tweak);
-    }
-    for place in LANES..tweaks.len() {
-        let before = tweaks[place - LANES];
-        let carry = before >> 120;
-        tweaks[place] = before << 8 ^ carry ^ carry << 1 ^ carry << 2 ^ carry << 7;
-    }
-}
-
-fn double(tweak: u128) -> u128 {
-    tweak << 1 ^ (POLYNOMIAL & (tweak >> 127).wrapping_neg())
 }
 
 #[cfg(test)]

@@ -188,6 +188,11 @@ impl DumpBuilder {
         self
     }
 
+    /// Returns true if a page takes longer here than on its way through a socket.
+    pub(super) fn is_slow(&self) -> bool {
+        self.shadow.is_encrypted()
+    }
+
     /// Returns the bytes written so far.
     pub(super) fn added_bytes(&self) -> u64 {
         self.shadow.added_bytes()

@@ -456,6 +456,10 @@ impl PageSink for SessionSink {
         self.with(|builder| builder.pages(vaddr, flags, bytes))
     }
 
+    fn is_slow(&self) -> bool {
+        self.builder.as_ref().is_some_and(DumpBuilder::is_slow)
+    }
+
     fn hole(&mut self, vaddr: u64, nr_pages: u64) -> Result<(), SinkError> {
         self.with(|builder| builder.hole(vaddr, nr_pages))
     }

@@ -3,6 +3,7 @@
 //! A front end knows nothing of where pages go: `permafrostd` hands it a sink over its own regions, so
 //! that pages go straight from the socket into them.
 
+mod intake;
 mod pageserver;
 mod pipe;
 mod sink;

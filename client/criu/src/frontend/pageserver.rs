@@ -2,25 +2,26 @@
 //!
 //! One thread serves one connection, with one buffer that stays in the processor's cache: a chunk of pages is
 //! received into it, and while it is still there the sink examines it (zero? equal to the parent's? checksum)
-//! and copies it to its place. Memory is bounded by that buffer whatever the dump's size.
+//! and copies it to its place. Memory is bounded by that buffer whatever the dump's size. A sink that takes longer than
+//! the socket has a second thread, and four such buffers ([`intake`](super::intake)).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use permafrost_identity::TlsStream;
 use permafrost_protocol::PAGE_SIZE;
-use permafrost_protocol::pageserver::{Answer, Event, PageServer, ProtocolError, Want};
+use permafrost_protocol::pageserver::{
+    Answer, Event, MAX_FRAME_BYTES, PageServer, ProtocolError, Want,
+};
 
+use super::intake::Intake;
 use super::sink::{PageSink, SinkError};
 
 /// Status of CLOSE if the client sent invalid pages.
 const EINVAL: i32 = 22;
-
-/// Bytes received and passed on at once. Large enough that a 1 MiB frame costs a few system calls, small enough
-/// that the bytes are still in a private L2 cache when the sink reads them again.
-const CHUNK_BYTES: usize = 256 << 10;
 
 /// Time limit for a frame's header, or for a chunk of pages, after its first byte. CRIU pauses between frames,
 /// and not within one.
@@ -32,6 +33,9 @@ const REFUSED_BYTES: u64 = 64 << 20;
 
 /// Most bytes that are read and dropped after CLOSE was answered: a correct client sends nothing more.
 const CLOSED_BYTES: u64 = 64 << 10;
+
+/// Bytes read at a time then.
+const END_BYTES: usize = 4 << 10;
 
 /// Time for the client to end the connection after CLOSE was answered.
 const CLOSED_PATIENCE: Duration = Duration::from_secs(5);
@@ -109,58 +113,53 @@ pub fn serve<S: Read + Write + Bounded>(
     stream: &mut S,
     sink: &mut impl PageSink,
 ) -> Result<ConversationEnd, ServeError> {
-    let mut conversation = Conversation {
-        core: PageServer::new(),
-        refusal: None,
-        dropped_bytes: 0,
-        closed: false,
-        forced: false,
-    };
-    let result = conversation.run(stream, sink);
+    let (result, refusal, closed) = thread::scope(|scope| {
+        let mut conversation = Conversation {
+            core: PageServer::new(),
+            intake: Intake::new(scope, &mut *sink),
+            dropped_bytes: 0,
+            closed: false,
+            forced: false,
+        };
+        let result = conversation.run(stream);
+        let refusal = conversation.intake.into_refusal();
+        (result, refusal, conversation.closed)
+    });
     if let Err(error) = &result
-        && !conversation.closed
-        && conversation.refusal.is_none()
+        && !closed
+        && refusal.is_none()
     {
         sink.abort(&error.to_string());
     }
     match result {
         // The dump stands, or is refused, and the peer knows: what it did with its socket then is its affair.
-        Err(_) if conversation.closed => Ok(conversation.outcome()),
-        Err(error) => Err(error),
-        Ok(()) => Ok(conversation.outcome()),
+        Err(error) if !closed => Err(error),
+        _ => Ok(match (refusal, closed) {
+            (Some(refusal), _) => ConversationEnd::Refused(refusal),
+            (None, true) => ConversationEnd::Closed,
+            (None, false) => ConversationEnd::Empty,
+        }),
     }
 }
 
-struct Conversation {
+struct Conversation<'scope, 'env, K> {
     core: PageServer,
-    refusal: Option<SinkError>,
+    intake: Intake<'scope, 'env, K>,
     /// Bytes that came after the refusal.
     dropped_bytes: u64,
     closed: bool,
     forced: bool,
 }
 
-impl Conversation {
-    fn outcome(self) -> ConversationEnd {
-        match (self.refusal, self.closed) {
-            (Some(refusal), _) => ConversationEnd::Refused(refusal),
-            (None, true) => ConversationEnd::Closed,
-            (None, false) => ConversationEnd::Empty,
-        }
-    }
-
-    fn run<S: Read + Write + Bounded>(
-        &mut self,
-        stream: &mut S,
-        sink: &mut impl PageSink,
-    ) -> Result<(), ServeError> {
-        let mut buffer = vec![0_u8; CHUNK_BYTES];
+impl<K: PageSink> Conversation<'_, '_, K> {
+    fn run<S: Read + Write + Bounded>(&mut self, stream: &mut S) -> Result<(), ServeError> {
         // Flags of the frame whose payload is being read.
         let mut flags = 0_u16;
         loop {
             match self.core.want() {
                 Want::Frame { bytes } => {
-                    let frame = &mut buffer[..bytes];
+                    let mut frame = [0; MAX_FRAME_BYTES];
+                    let frame = &mut frame[..bytes];
                     let filled = read_full(stream, frame)?;
                     if filled == 0 && bytes > 0 {
                         self.core.eof()?;
@@ -178,13 +177,10 @@ impl Conversation {
                         // The framing holds: what follows can be read and dropped up to CLOSE.
                         Err(error) if error.is_recoverable() => {
                             let status = EINVAL;
-                            self.note(
-                                Err(SinkError {
-                                    message: error.to_string(),
-                                    status,
-                                }),
-                                sink,
-                            );
+                            self.intake.note(Err(SinkError {
+                                message: error.to_string(),
+                                status,
+                            }));
                             continue;
                         }
                         Err(error) => return Err(error.into()),
@@ -195,16 +191,14 @@ impl Conversation {
                     {
                         flags = *frame_flags;
                     }
-                    if let Some(answer) = self.apply(event, sink)? {
+                    if let Some(answer) = self.apply(event)? {
                         stream.write_all(self.core.reply(answer).as_ref())?;
                     }
                 }
                 Want::Payload { bytes } => {
-                    let chunk = usize::try_from(bytes)
-                        .unwrap_or(usize::MAX)
-                        .min(CHUNK_BYTES);
-                    let pages = &mut buffer[..chunk];
-                    let filled = read_full(stream, pages)?;
+                    let room = self.intake.room(bytes);
+                    let chunk = room.len();
+                    let filled = read_full(stream, room)?;
                     if filled < chunk {
                         return Err(ServeError::Truncated {
                             missing_bytes: bytes - filled as u64,
@@ -212,16 +206,13 @@ impl Conversation {
                     }
                     self.drop_if_refused(filled)?;
                     let at = self.core.payload(chunk / PAGE_SIZE);
-                    if self.refusal.is_none() {
-                        let taken = sink.pages(at.vaddr, flags, pages);
-                        self.note(taken, sink);
-                    }
+                    self.intake.pages(at.vaddr, flags, chunk);
                 }
                 Want::Eof => {
                     // The stock server waits for the client's end of file, too (criu/page-xfer.c); after
                     // FORCE_CLOSE the client may keep its socket for other things.
                     if !self.forced {
-                        await_end(stream, &mut buffer)?;
+                        await_end(stream, &mut [0; END_BYTES])?;
                     }
                     return Ok(());
                 }
@@ -232,7 +223,7 @@ impl Conversation {
 
     /// Counts bytes that come after a refusal.
     fn drop_if_refused(&mut self, bytes: usize) -> Result<(), ServeError> {
-        if self.refusal.is_some() {
+        if self.intake.refusal().is_some() {
             self.dropped_bytes += bytes as u64;
             if self.dropped_bytes > REFUSED_BYTES {
                 return Err(ServeError::Deaf);
@@ -242,64 +233,33 @@ impl Conversation {
     }
 
     /// Passes an event to the sink. Returns the reply, if one is due.
-    fn apply(
-        &mut self,
-        event: Event,
-        sink: &mut impl PageSink,
-    ) -> Result<Option<Answer>, ServeError> {
+    fn apply(&mut self, event: Event) -> Result<Option<Answer>, ServeError> {
         Ok(match event {
             Event::Open { space, wants_reply } => {
-                let has_parent = self.ask(sink, |sink| sink.open(space));
-                wants_reply.then_some(Answer::HasParent(has_parent))
+                self.intake.begin_space();
+                let has_parent = self.intake.ask(|sink| sink.open(space));
+                wants_reply.then_some(Answer::HasParent(has_parent.unwrap_or(false)))
             }
-            Event::QueryParent { space } => Some(Answer::HasParent(
-                self.ask(sink, |sink| sink.has_parent(space)),
-            )),
+            Event::QueryParent { space } => {
+                let has_parent = self.intake.ask(|sink| sink.has_parent(space));
+                Some(Answer::HasParent(has_parent.unwrap_or(false)))
+            }
             Event::Pages { .. } => None,
             Event::Hole {
                 vaddr, nr_pages, ..
             } => {
-                if self.refusal.is_none() {
-                    let taken = sink.hole(vaddr, nr_pages);
-                    self.note(taken, sink);
-                }
+                self.intake.hole(vaddr, nr_pages);
                 None
             }
             Event::Get { .. } => return Err(ServeError::Lazy),
             Event::Close { force } => {
                 self.forced = force;
-                if self.refusal.is_none() {
-                    let closed = sink.close();
-                    self.note(closed, sink);
-                }
+                self.intake.ask(PageSink::close);
                 self.closed = true;
-                Some(Answer::Status(
-                    self.refusal.as_ref().map_or(0, |refusal| refusal.status),
-                ))
+                let refusal = self.intake.refusal();
+                Some(Answer::Status(refusal.map_or(0, |refusal| refusal.status)))
             }
         })
-    }
-
-    fn ask<S: PageSink>(
-        &mut self,
-        sink: &mut S,
-        question: impl FnOnce(&mut S) -> Result<bool, SinkError>,
-    ) -> bool {
-        if self.refusal.is_some() {
-            return false;
-        }
-        let answer = question(sink);
-        let yes = matches!(answer, Ok(true));
-        self.note(answer.map(drop), sink);
-        yes
-    }
-
-    /// Keeps the first refusal, and lets the sink free its resources while the rest is drained.
-    fn note(&mut self, result: Result<(), SinkError>, sink: &mut impl PageSink) {
-        if let Err(refusal) = result {
-            sink.abort(&refusal.message);
-            self.refusal = Some(refusal);
-        }
     }
 }
 

@@ -15,7 +15,7 @@ pub struct SinkError {
 /// Takes the pages of one dump, in the order CRIU sends them.
 ///
 /// After any method has failed, only [`PageSink::abort`] is called.
-pub trait PageSink {
+pub trait PageSink: Send {
     /// Begins a new address space, which ends the one before. Returns true if it exists in the parent, so that
     /// CRIU may send holes for clean pages.
     ///
@@ -34,6 +34,12 @@ pub trait PageSink {
     /// # Errors
     /// No room, or a failure of the medium.
     fn pages(&mut self, vaddr: u64, flags: u16, bytes: &[u8]) -> Result<(), SinkError>;
+
+    /// Returns true if pages take the sink longer than the socket they come from: it is then called from a second
+    /// thread while the next pages are received, one call after the other as before.
+    fn is_slow(&self) -> bool {
+        false
+    }
 
     /// Takes `nr_pages` pages at `vaddr` from the parent.
     ///
