@@ -40,6 +40,23 @@ impl Encryption {
         Ok(Self { id, cipher })
     }
 
+    /// Returns a page with parts of it encrypted.
+    pub(crate) fn encrypted(
+        &self,
+        number: PageNo,
+        parts: &[Range<usize>],
+        page: &[u8; PAGE_SIZE],
+    ) -> [u8; PAGE_SIZE] {
+        if parts == [WHOLE_PAGE] {
+            let mut encrypted = [0; PAGE_SIZE];
+            self.cipher.encrypt_to(number.0, page, &mut encrypted);
+            return encrypted;
+        }
+        let mut encrypted = *page;
+        self.apply(number, parts, &mut encrypted);
+        encrypted
+    }
+
     /// Encrypts parts of a page in place.
     pub(crate) fn apply(&self, number: PageNo, parts: &[Range<usize>], page: &mut [u8; PAGE_SIZE]) {
         for part in parts {

@@ -169,11 +169,10 @@ impl SegmentWriter {
         let mut lost_segments = 0;
         loop {
             let (place, at) = self.next_place()?;
-            let mut encrypted;
+            let encrypted;
             let (stored, crc) = match &self.encryption {
                 Some(encryption) => {
-                    encrypted = *page;
-                    encryption.apply(copy_of.unwrap_or(place), parts, &mut encrypted);
+                    encrypted = encryption.encrypted(copy_of.unwrap_or(place), parts, page);
                     (&encrypted, crc32fast::hash(&encrypted))
                 }
                 None => (page, crc),

@@ -19,17 +19,32 @@ pub(crate) fn double(tweak: u128) -> u128 {
 
 /// Fills in the tweaks of consecutive blocks.
 pub(crate) fn fill(first: u128, tweaks: &mut [Block]) {
-    let mut tweak = first;
-    for slot in tweaks.iter_mut().take(LANES) {
-        *slot = tweak.to_le_bytes();
-        tweak = double(tweak);
-    }
+    fill_first(first, tweaks);
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has AVX2.
         return unsafe { avx2::fill_rest(tweaks) };
     }
     fill_rest(tweaks);
+}
+
+/// Fills in the tweaks of consecutive blocks, and adds them to as many blocks, whose sums go into `sums`. All three are
+/// of equal length.
+pub(crate) fn fill_and_add(
+    first: u128,
+    tweaks: &mut [Block],
+    blocks: &[Block],
+    sums: &mut [Block],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") && tweaks.len().is_multiple_of(LANES) {
+        fill_first(first, tweaks);
+        // SAFETY: the processor has AVX2.
+        return unsafe { avx2::fill_and_add(tweaks, blocks, sums) };
+    }
+    fill(first, tweaks);
+    sums.copy_from_slice(blocks);
+    xor(sums, tweaks);
 }
 
 /// Adds the tweaks to blocks.
@@ -40,6 +55,15 @@ pub(crate) fn xor(blocks: &mut [Block], tweaks: &[Block]) {
         return unsafe { avx2::xor(blocks, tweaks) };
     }
     xor_portably(blocks, tweaks);
+}
+
+/// Fills in the tweaks that all others are computed from.
+fn fill_first(first: u128, tweaks: &mut [Block]) {
+    let mut tweak = first;
+    for slot in tweaks.iter_mut().take(LANES) {
+        *slot = tweak.to_le_bytes();
+        tweak = double(tweak);
+    }
 }
 
 /// Fills in the tweaks behind the first ones.
@@ -91,6 +115,30 @@ mod avx2 {
         // What is less than a group.
         let from = tweaks.len() - behind - LANES;
         super::fill_rest(&mut tweaks[from..]);
+    }
+
+    /// Whole groups only. The first one of `tweaks` is filled in.
+    #[target_feature(enable = "avx2")]
+    pub(super) fn fill_and_add(tweaks: &mut [Block], blocks: &[Block], sums: &mut [Block]) {
+        let (groups, _) = tweaks.as_chunks_mut::<LANES>();
+        let Some(first) = groups.first() else {
+            return;
+        };
+        let pairs = first.as_chunks::<2>().0;
+        let mut next: [__m256i; PAIRS] = std::array::from_fn(|place| load(&pairs[place]));
+        let (blocks, sums) = (
+            blocks.as_chunks::<LANES>().0,
+            sums.as_chunks_mut::<LANES>().0,
+        );
+        for ((group, blocks), sums) in groups.iter_mut().zip(blocks).zip(sums) {
+            let (pairs, blocks) = (group.as_chunks_mut::<2>().0, blocks.as_chunks::<2>().0);
+            let sums = sums.as_chunks_mut::<2>().0;
+            for (((lane, pair), block), sum) in next.iter_mut().zip(pairs).zip(blocks).zip(sums) {
+                store(*lane, pair);
+                store(_mm256_xor_si256(load(block), *lane), sum);
+                *lane = times_256(*lane);
+            }
+        }
     }
 
     #[target_feature(enable = "avx2")]
@@ -162,6 +210,14 @@ mod tests {
                 let mut same = vec![[0x5a; BLOCK_BYTES]; count];
                 xor_portably(&mut same, &tweaks);
                 assert_eq!(blocks, same);
+                let (mut again, mut sums) = (vec![[7; BLOCK_BYTES]; count], same.clone());
+                fill_and_add(
+                    first,
+                    &mut again,
+                    &vec![[0x5a; BLOCK_BYTES]; count],
+                    &mut sums,
+                );
+                assert_eq!((again, sums), (tweaks, same));
             }
         }
     }
