@@ -158,16 +158,22 @@ impl Survey {
         self.unknown_bytes
     }
 
-    /// Bytes that cleaning would free: an estimate, as it depends on how segments fit into slots.
+    /// Bytes that cleaning would free, unless it meets damage or dumps begin meanwhile.
     #[must_use]
     pub fn reclaimable_bytes(&self, segment_bytes: u64) -> u64 {
-        let none = PackedSize::default();
-        let size = self
-            .sparse
-            .iter()
-            .fold(none, |size, slot| size.plus(slot.size));
-        let needed = (size.all_pages() * PAGE_BYTES).div_ceil(segment_bytes.max(1));
-        to_u64(self.sparse.len()).saturating_sub(needed) * segment_bytes
+        let mut left = &self.sparse[..];
+        let mut freed = 0;
+        while let Some(last) = left.last() {
+            let count = fitting(left, segment_bytes / PAGE_BYTES);
+            let rest = if count > 1 {
+                freed += to_u64(count - 1);
+                left.len() - count
+            } else {
+                left.partition_point(|slot| slot.medium < last.medium)
+            };
+            left = &left[..rest];
+        }
+        freed * segment_bytes
     }
 }
 
@@ -506,12 +512,7 @@ impl Survey {
         let pages = u64::from(space.geometry.segment_pages());
         loop {
             let medium = self.sparse.last()?.medium;
-            let mut size = PackedSize::default();
-            let fitting = self.sparse.iter().rev().take_while(|slot| {
-                size = size.plus(slot.size);
-                slot.medium == medium && size.all_pages() <= pages
-            });
-            let count = fitting.count();
+            let count = fitting(&self.sparse, pages);
             if count > 1 {
                 let batch = self.sparse.split_off(self.sparse.len() - count);
                 return Some((medium, batch));
@@ -520,6 +521,19 @@ impl Survey {
             self.sparse.retain(|slot| slot.medium != medium);
         }
     }
+}
+
+/// Returns how many of the sparsest slots of the last one's medium fit together into one of so many pages.
+fn fitting(sparse: &[SparseSlot], pages: u64) -> usize {
+    let Some(medium) = sparse.last().map(|last| last.medium) else {
+        return 0;
+    };
+    let mut size = PackedSize::default();
+    let fitting = sparse.iter().rev().take_while(|slot| {
+        size = size.plus(slot.size);
+        slot.medium == medium && size.all_pages() <= pages
+    });
+    fitting.count()
 }
 
 /// Writes a segment's header and its live pages to their places, and flushes the pages: as they are, or under another

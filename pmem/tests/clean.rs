@@ -120,6 +120,29 @@ fn sparse(medium: &Arc<dyn Medium>, slots: u64) -> (Arc<Region>, Content) {
 }
 
 #[test]
+fn what_cleaning_would_free_is_what_it_frees() {
+    // Pages of each segment that stay referred to: two of them fit together, or none.
+    for (kept, frees) in [(6, true), (10, false)] {
+        let medium = format(40);
+        let region = open(&medium);
+        let first: Content = (0..20 * 15).map(|index| (index, index + 1)).collect();
+        seal(&region, 1, None, &first).unwrap();
+        let second: Content = first.into_iter().filter(|(i, _)| i % 15 < kept).collect();
+        seal(&region, 2, Some(1), &second).unwrap();
+        region.delete(CheckpointId::new(1)).unwrap();
+        let survey = region.survey(&roots);
+        let reclaimable = survey.reclaimable_bytes(SEGMENT as u64) / SEGMENT as u64;
+        drop(survey);
+        let before = free_slots(&region);
+        clean(&region);
+        assert_eq!(free_slots(&region) - before, reclaimable);
+        // One with map nodes may become free besides.
+        assert_eq!(reclaimable > 4, frees, "{reclaimable}");
+        check(&region, 2, &second);
+    }
+}
+
+#[test]
 fn sparse_segments_share_slots_and_read_the_same_after_another_open() {
     let medium = format(40);
     let (region, content) = sparse(&medium, 20);

@@ -19,9 +19,9 @@ const STEP_BYTES: u64 = 4 << 20;
 /// Share of the time that background cleaning works, as one part of so many: while dumps come in, and else.
 const PARTS: [u32; 2] = [8, 2];
 
-/// Least part of what is in use, as one of so many, that must be reclaimable for a pass in the background. What is not
-/// reclaimable is in slots that are three quarters full with live pages, or more: so about `4/3 * 16/15` times the
-/// live data is in use at most when a pass is over.
+/// Least part of what is in use, as one of so many, that must be reclaimable for a pass in the background. Segments are
+/// moved as a whole, so slots that are more than half full are left as they are: 1.4 times the live data is in use under
+/// random updates, and this part.
 const WORTH: u64 = 16;
 
 /// Fewest segments that must be reclaimable for a pass in the background.
