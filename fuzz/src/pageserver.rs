@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use permafrost_protocol::pageserver::recording::{Conversation, Keep};
 use permafrost_protocol::pageserver::{
-    Answer, Event, MAX_ADDRESS, PE_PRESENT, PageServer, ProtocolError, SpaceId, Want,
+    Answer, Event, MAX_ADDRESS, MAX_GET_PAGES, PE_PRESENT, PageServer, ProtocolError, SpaceId, Want,
 };
 
 /// Length of a page, so that small inputs can have many pages: a byte of the input is a page of payload.
@@ -190,6 +190,7 @@ fn check_ranges(events: &[Result<Event, ProtocolError>]) {
                 nr_pages,
             } => {
                 assert!(pid > 0 && nr_pages > 0 && vaddr % 4096 == 0);
+                assert!(nr_pages <= MAX_GET_PAGES);
                 assert!(vaddr + nr_pages * 4096 <= MAX_ADDRESS);
             }
             Event::QueryParent { .. } | Event::Close { .. } => {}

@@ -77,7 +77,14 @@ fn pageserver() -> Seeds {
         ]
         .concat()
     };
+    let e = Encoder::new(Dialect::V24);
+    let get_refused = [
+        &[0][..],
+        e.get(5, 0x7000_0000, 16).as_ref(),
+        e.get(5, 0x7000_0000, 65_536).as_ref(),
+    ];
     vec![
+        ("get-refused", get_refused.concat()),
         ("one-real-page", one_real_page.concat()),
         ("dump-24", dump(Dialect::V24, &[3])),
         ("dump-32", dump(Dialect::V32, &[3])),

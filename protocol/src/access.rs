@@ -160,6 +160,8 @@ impl Access {
             Body::Export(export) => Self::Read(checkpoint(&export.checkpoint)?.job),
             Body::Import(import) => Self::Dump(job(&import.job)?),
             Body::Stream(stream) => Self::Read(checkpoint(&stream.checkpoint)?.job),
+            Body::Lend(lend) => Self::Read(checkpoint(&lend.checkpoint)?.job),
+            Body::Thaw(thaw) => Self::Read(checkpoint(&thaw.checkpoint)?.job),
             Body::Scrub(scrub) => {
                 if !scrub.checkpoint.is_empty() {
                     checkpoint(&scrub.checkpoint)?;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::members;
 use permafrost_agent::host::arguments::in_full;
 use permafrost_catalog::MemoryCatalog;
-use permafrost_criu::directory;
+use permafrost_criu::directory::{self, ExportedPart};
 use permafrost_keys::KeyStore;
 use permafrost_pmem::{
     MediumError, OpenError, OpenOptions, RecoverOptions, Region, RegionMember, open_medium,
@@ -244,7 +244,7 @@ pub fn salvage(
             File::open(&directory).map_err(io_error("open directory", &directory))?;
         let directory_fd = OwnedFd::from(opened_directory);
         let saved = opened.store.open(record).and_then(|checkpoint| {
-            directory::export(&checkpoint, false, directory_fd, &mut |_, _| {})
+            directory::export(&checkpoint, ExportedPart::All, directory_fd, &mut |_, _| {})
         });
         match saved {
             Ok(_) => {

@@ -2,7 +2,9 @@
 
 mod common;
 
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -159,4 +161,45 @@ fn fake_dump(agent: &Daemon, work: &Path, n: usize, open: &Barrier) {
         open.wait();
     });
     assert_eq!(line.generation, 1, "{job}");
+}
+
+#[test]
+fn a_lazy_restore_goes_on_when_the_node_that_serves_it_dies() {
+    const TEST: &str = "a_lazy_restore_goes_on_when_the_node_that_serves_it_dies";
+    if criu::for_test(TEST).is_none() {
+        return;
+    }
+    let Some(mut cluster) = cluster(TEST, &[]) else {
+        return;
+    };
+    let agent = cluster.agent("compute", COMPUTE, "*", &[]).unwrap();
+    let mut task = Task::start(&cluster, COMPUTE, 16);
+    let line = dump(&agent, &mut task, "far");
+    assert!(holders(&line).contains("node-0"), "{line}");
+    let mut restoring = agent.command().unwrap();
+    restoring.args(["restore", "far", "--touched-only"]);
+    let mut restoring = restoring.stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(restoring.stderr.take().unwrap());
+    let mut running = String::new();
+    told.read_line(&mut running).unwrap();
+    assert!(running.contains("runs as process"), "{running}");
+    // The agent asks this node first.
+    cluster.kill(0).unwrap();
+    task.modify().unwrap();
+    task.assert_sound();
+    task.kill();
+    assert!(restoring.wait().unwrap().success());
+
+    // Or removes the checkpoint.
+    let mut restoring = agent.command().unwrap();
+    restoring.args(["restore", "far", "--touched-only"]);
+    let mut restoring = restoring.stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(restoring.stderr.take().unwrap());
+    running.clear();
+    told.read_line(&mut running).unwrap();
+    assert!(running.contains("runs as process"), "{running}");
+    agent.run(&["rm", "far", "--all"]).unwrap();
+    task.assert_sound();
+    task.kill();
+    assert!(restoring.wait().unwrap().success());
 }

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use permafrost_criu::ProgressReceiver;
-use permafrost_criu::directory::{self, ImagesDir};
+use permafrost_criu::directory::{self, ExportedPart, ImagesDir};
 use permafrost_criu::frontend::{self, StreamError};
+use permafrost_criu::source::LazySource;
 use permafrost_protocol::control::{self, ErrorCode, reply, request};
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message;
@@ -19,7 +20,7 @@ use super::images::{self, Served};
 use super::nodes::{Nodes, odd_answer, refusal};
 use super::session::{RemoteDump, Sink};
 use crate::error::{DumpError, NodesError};
-use crate::host::{Backend, Client, Waits};
+use crate::host::{Backend, Client, Lent, ServeLazily, Waits};
 use crate::remote::{Holders, RemoteCheckpoint};
 
 /// Time limit for CRIU to connect after it was promised its images.
@@ -556,7 +557,7 @@ impl Backend for Remote {
     ) -> Result<control::Exported, control::Error> {
         let checkpoint = self.checkpoint(&export.checkpoint)?;
         waits.begins();
-        directory::export(&checkpoint, export.small_images_only, directory, progress)
+        directory::export(&checkpoint, ExportedPart::of(export), directory, progress)
     }
 
     fn import(
@@ -601,6 +602,18 @@ impl Backend for Remote {
             origin: checkpoint.manifest().origin.clone(),
             checkpoint: Some(checkpoint.record().clone()),
         })
+    }
+
+    fn lend(
+        &self,
+        wanted: &Lent<'_>,
+        waits: &mut dyn Waits,
+        serve: ServeLazily<'_>,
+    ) -> Result<control::LazyServed, control::Error> {
+        let checkpoint = self.checkpoint(wanted.checkpoint)?;
+        waits.begins();
+        let lent: &dyn LazySource = &checkpoint;
+        serve(lent)
     }
 
     fn status(&self) -> Result<control::ServerStatus, control::Error> {

@@ -42,6 +42,73 @@ pub trait CheckpointSource {
     /// # Errors
     /// See [`ReadError`].
     fn pages(&self, place: usize, out: &mut PagesOut<'_>) -> Result<(), ReadError<Self::Error>>;
+
+    /// Keeps the pages of the checkpoint for 30 s, even if it is removed. A source whose pages stay anyway does nothing.
+    fn hold(&self) {}
+
+    /// Passes on some pages of an address space, ascending. The pagemap lists them all; indices that it does not list
+    /// are skipped.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    fn range(
+        &self,
+        place: usize,
+        first_index: u64,
+        pages: u64,
+        take: &mut dyn FnMut(PageRun<'_>) -> io::Result<()>,
+    ) -> Result<(), ReadError<Self::Error>>;
+}
+
+/// A checkpoint whose pages are read in any order, by several threads, for restores that have begun without them.
+pub trait LazySource: CheckpointSource<Error = control::Error> + Sync {}
+
+impl<S: CheckpointSource<Error = control::Error> + Sync> LazySource for S {}
+
+/// A checkpoint with its errors as the control protocol reports them.
+pub struct Reported<'a, S>(pub &'a S);
+
+impl<S: CheckpointSource<Error: Into<control::Error>>> CheckpointSource for Reported<'_, S> {
+    type Error = control::Error;
+
+    fn record(&self) -> &control::Checkpoint {
+        self.0.record()
+    }
+
+    fn manifest(&self) -> &Manifest {
+        self.0.manifest()
+    }
+
+    fn small(
+        &self,
+        place: usize,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), ReadError<control::Error>> {
+        self.0.small(place, sink).map_err(ReadError::reported)
+    }
+
+    fn pagemap(&self, place: usize) -> Result<Vec<u8>, control::Error> {
+        self.0.pagemap(place).map_err(Into::into)
+    }
+
+    fn pages(&self, place: usize, out: &mut PagesOut<'_>) -> Result<(), ReadError<control::Error>> {
+        self.0.pages(place, out).map_err(ReadError::reported)
+    }
+
+    fn hold(&self) {
+        self.0.hold();
+    }
+
+    fn range(
+        &self,
+        place: usize,
+        first_index: u64,
+        pages: u64,
+        take: &mut dyn FnMut(PageRun<'_>) -> io::Result<()>,
+    ) -> Result<(), ReadError<control::Error>> {
+        let read = self.0.range(place, first_index, pages, take);
+        read.map_err(ReadError::reported)
+    }
 }
 
 /// A read that failed, at its source or at its taker.
@@ -51,6 +118,15 @@ pub enum ReadError<S, T = io::Error> {
     Source(S),
     /// The taker of the data failed.
     Taker(T),
+}
+
+impl<S: Into<control::Error>> ReadError<S> {
+    fn reported(self) -> ReadError<control::Error> {
+        match self {
+            Self::Source(error) => ReadError::Source(error.into()),
+            Self::Taker(error) => ReadError::Taker(error),
+        }
+    }
 }
 
 impl<S> From<io::Error> for ReadError<S> {

@@ -5,15 +5,15 @@
 
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use permafrost_protocol::control::{
     self, Checkpoint, Checkpoints, Denials, Detail, Done, ErrorCode, Exported, GcReport, KeyList,
-    NodeList, Progress, Pruned, Rebuilt, RegionMedia, Reply, Request, Reserved, RetentionRules,
-    Scrubbed, ServerStatus, SessionOpened, Verified, reply, request,
+    LazyServed, NodeList, Progress, Pruned, Rebuilt, RegionMedia, Reply, Request, Reserved,
+    RetentionRules, Scrubbed, ServerStatus, SessionOpened, Verified, reply, request,
 };
 
 use crate::framing::{self, FramingError};
@@ -114,6 +114,7 @@ answers! {
     Done(Done),
     Verified(Verified),
     Exported(Exported),
+    LazyServed(LazyServed),
     Status(ServerStatus),
     Nodes(NodeList),
     Rebuilt(Rebuilt),
@@ -140,6 +141,8 @@ calls! {
     Export -> Exported,
     Import -> Checkpoint,
     Stream -> Exported,
+    Lend -> LazyServed,
+    Thaw -> LazyServed,
     Status -> ServerStatus,
     Nodes -> NodeList,
     SetNode -> NodeList,
@@ -301,11 +304,21 @@ impl Connection {
         &mut self,
         on_progress: &mut dyn FnMut(&Progress),
     ) -> Result<C::Answer, ControlError> {
+        self.finish_with::<C>(&mut |progress, _fds| on_progress(progress))
+    }
+
+    /// Waits for the reply as [`Connection::finish`] does, and passes on the descriptors that progress carries.
+    ///
+    /// # Errors
+    /// Those of [`Connection::finish`].
+    pub fn finish_with<C: Call>(
+        &mut self,
+        on_progress: &mut dyn FnMut(&Progress, Vec<OwnedFd>),
+    ) -> Result<C::Answer, ControlError> {
         loop {
-            let (reply, _fds) =
-                framing::recv::<Reply>(&self.stream)?.ok_or(ControlError::Closed)?;
+            let (reply, fds) = framing::recv::<Reply>(&self.stream)?.ok_or(ControlError::Closed)?;
             match reply.body {
-                Some(reply::Body::Progress(progress)) => on_progress(&progress),
+                Some(reply::Body::Progress(progress)) => on_progress(&progress, fds),
                 Some(reply::Body::Error(error)) => return Err(refused(error)),
                 other => {
                     return other

@@ -234,3 +234,17 @@ pub struct Exported {
     #[prost(message, optional, tag = "4")]
     pub origin: Option<Origin>,
 }
+
+/// Result of serving the pages of a checkpoint to lazy restores.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct LazyServed {
+    /// The checkpoint served.
+    #[prost(message, optional, tag = "1")]
+    pub checkpoint: Option<Checkpoint>,
+    /// Number of requests: page faults, or GETs of `criu lazy-pages`.
+    #[prost(uint64, tag = "2")]
+    pub requests: u64,
+    /// Number of bytes served, zero pages included.
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+}

@@ -25,8 +25,8 @@ use prost::Message;
 
 pub use certificate::{CertificateStatus, Denials};
 pub use checkpoint::{
-    Checkpoint, Checkpoints, ColdCopy, Detail, Done, Exported, Progress, SessionOpened, Verified,
-    Work,
+    Checkpoint, Checkpoints, ColdCopy, Detail, Done, Exported, LazyServed, Progress, SessionOpened,
+    Verified, Work,
 };
 pub use cluster::{Doubt, MissingNode, NodeList, NodeStatus, Rebuilt};
 pub use error::{Error, ErrorCode, ReportedError};
@@ -53,7 +53,7 @@ pub struct Request {
     /// Operation and its arguments.
     #[prost(
         oneof = "request::Body",
-        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 40"
+        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 21, 22, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 40"
     )]
     pub body: Option<request::Body>,
 }
@@ -64,7 +64,7 @@ pub struct Reply {
     /// Result of the request, or its progress.
     #[prost(
         oneof = "reply::Body",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 21, 25, 26, 27, 28, 30, 33, 34, 40"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 20, 21, 25, 26, 27, 28, 30, 33, 34, 40"
     )]
     pub body: Option<reply::Body>,
 }

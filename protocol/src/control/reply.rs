@@ -1,9 +1,9 @@
 //! Parts of [`Reply`](super::Reply).
 
 use super::{
-    Checkpoint, Checkpoints, Denials, Detail, Done, Error, Exported, GcReport, KeyList, NodeList,
-    Progress, Pruned, Rebuilt, RegionMedia, Reserved, RetentionRules, Scrubbed, ServerStatus,
-    SessionOpened, Verified,
+    Checkpoint, Checkpoints, Denials, Detail, Done, Error, Exported, GcReport, KeyList, LazyServed,
+    NodeList, Progress, Pruned, Rebuilt, RegionMedia, Reserved, RetentionRules, Scrubbed,
+    ServerStatus, SessionOpened, Verified,
 };
 
 /// Body of a reply.
@@ -30,6 +30,8 @@ pub enum Body {
     Exported(Exported),
     #[prost(message, tag = "10")]
     Status(ServerStatus),
+    #[prost(message, tag = "11")]
+    LazyServed(LazyServed),
     #[prost(message, tag = "20")]
     Nodes(NodeList),
     #[prost(message, tag = "21")]

@@ -35,6 +35,10 @@ pub enum Body {
     Status(Status),
     #[prost(message, tag = "14")]
     Stream(Stream),
+    #[prost(message, tag = "15")]
+    Lend(Lend),
+    #[prost(message, tag = "16")]
+    Thaw(Thaw),
     #[prost(message, tag = "20")]
     Nodes(Nodes),
     #[prost(message, tag = "21")]
@@ -224,6 +228,9 @@ pub struct Export {
     /// True to leave out the pages and pagemaps, and to write the small images only.
     #[prost(bool, tag = "2")]
     pub small_images_only: bool,
+    /// True to leave out the pages that a lazy restore gets later, from `Thaw` or `Lend`.
+    #[prost(bool, tag = "3")]
+    pub without_lazy_pages: bool,
     /// Priority from 0, the lowest, to 11: decides which request goes first where several wait.
     #[prost(uint32, tag = "23")]
     pub priority: u32,
@@ -260,6 +267,42 @@ pub struct Stream {
     /// `JOB` or `JOB@GEN`.
     #[prost(string, tag = "1")]
     pub checkpoint: String,
+    /// Priority from 0, the lowest, to 11: decides which request goes first where several wait.
+    #[prost(uint32, tag = "23")]
+    pub priority: u32,
+    /// Time within which it should start, milliseconds.
+    #[prost(uint64, optional, tag = "24")]
+    pub deadline_ms: Option<u64>,
+    /// Token of a place that was reserved for it; may be empty.
+    #[prost(string, tag = "25")]
+    pub reservation: String,
+}
+
+/// Serve the pages of a checkpoint to every `criu lazy-pages --page-server` that connects to a listening socket, TCP or
+/// AF_UNIX, whose descriptor rides along. The first Progress means that connections are accepted. [`super::LazyServed`]
+/// follows when the caller has shut its sending side down, and all connections have ended.
+#[derive(Clone, PartialEq, Message)]
+pub struct Lend {
+    /// `JOB` or `JOB@GEN`.
+    #[prost(string, tag = "1")]
+    pub checkpoint: String,
+}
+
+/// Bring the pages of a checkpoint to the processes that `criu restore --lazy-pages` restores. The descriptor of the
+/// listening AF_UNIX socket to which it connects rides along (`lazy-pages.socket` in its work directory).
+///
+/// The first [`Progress`](super::Progress) without [`Progress::waiting`](super::Progress::waiting) means that CRIU may be
+/// started. A later one may carry the descriptor of a process's userfaultfd, for the caller to keep until the last reply:
+/// should the daemon end before, accesses to missing pages wait, instead of reading zeros. [`super::LazyServed`] follows
+/// when no page is missing, or the processes have ended. A caller that hangs up does not end the transfer.
+#[derive(Clone, PartialEq, Message)]
+pub struct Thaw {
+    /// `JOB` or `JOB@GEN`.
+    #[prost(string, tag = "1")]
+    pub checkpoint: String,
+    /// True to bring only pages that are accessed.
+    #[prost(bool, tag = "2")]
+    pub touched_only: bool,
     /// Priority from 0, the lowest, to 11: decides which request goes first where several wait.
     #[prost(uint32, tag = "23")]
     pub priority: u32,

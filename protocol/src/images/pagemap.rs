@@ -205,6 +205,10 @@ fn refuse_unknown(record: &Record<'_>, last_known: u32) -> Result<(), ImageError
     }
 }
 
+/// Most pages of an entry whose pages are not in the pages file: 1 GiB. `criu lazy-pages` makes a buffer for the
+/// longest such entry, and keeps its length in an `int` (`collect_iovs` in `criu/uffd.c`).
+const MAX_LAZY_PAGES: u64 = 1 << 18;
+
 /// Writes a pagemap into memory: about 24 bytes an entry.
 #[derive(Clone, Debug)]
 pub struct PagemapWriter {
@@ -227,7 +231,12 @@ impl PagemapWriter {
     /// Appends a run. Runs must ascend; a run that continues the previous one with the same flags is merged with it.
     pub fn push(&mut self, entry: PagemapEntry) {
         match &mut self.pending {
-            Some(last) if last.end() == entry.vaddr && last.flags == entry.flags => {
+            Some(last)
+                if last.end() == entry.vaddr
+                    && last.flags == entry.flags
+                    && (entry.flags != PE_LAZY
+                        || last.nr_pages + entry.nr_pages <= MAX_LAZY_PAGES) =>
+            {
                 last.nr_pages += entry.nr_pages
             }
             _ => {

@@ -1,7 +1,7 @@
 //! Errors that a peer can make.
 
 use super::frame::MIN_FRAME_BYTES;
-use super::{MAX_ADDRESS, MAX_SPACES, SpaceId, UnknownSpaceType};
+use super::{MAX_ADDRESS, MAX_GET_PAGES, MAX_SPACES, SpaceId, UnknownSpaceType};
 
 /// A peer did not keep to the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -91,6 +91,14 @@ pub enum ProtocolError {
     PagesWithheld {
         /// Id of the space.
         space: SpaceId,
+        /// Address of the first page.
+        vaddr: u64,
+        /// The number of pages.
+        nr_pages: u64,
+    },
+    /// GET with more pages than any client requests.
+    #[error("GET of {nr_pages} pages at {vaddr:#x}: at most {MAX_GET_PAGES} at once")]
+    TooManyPages {
         /// Address of the first page.
         vaddr: u64,
         /// The number of pages.

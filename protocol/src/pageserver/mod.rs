@@ -28,6 +28,9 @@ pub const MAX_ADDRESS: u64 = 1 << 57;
 /// opens more than this is hardly dumping a process tree, and each one costs memory.
 pub const MAX_SPACES: usize = 1 << 16;
 
+/// Most pages that one GET may request. CRIU's requests 1,024 at most (`MAX_XFER_LEN` in `criu/uffd.c`).
+pub const MAX_GET_PAGES: u64 = 65_535;
+
 /// The pages are the parent's (`PE_PARENT`).
 pub const PE_PARENT: u16 = 1;
 /// The pages may be restored lazily (`PE_LAZY`).

@@ -12,8 +12,10 @@ use std::collections::BTreeSet;
 
 use super::detect::{Detected, detect};
 use super::event::{Answer, Event, PageAddr, ReplyBytes, Want};
-use super::frame::{Dialect, Frame, MAX_FRAME_BYTES, MIN_FRAME_BYTES, command};
-use super::{MAX_ADDRESS, MAX_SPACES, PE_LAZY, PE_PARENT, PE_PRESENT, ProtocolError, SpaceId};
+use super::frame::{Dialect, Frame, FrameBytes, MAX_FRAME_BYTES, MIN_FRAME_BYTES, command};
+use super::{
+    MAX_ADDRESS, MAX_GET_PAGES, MAX_SPACES, PE_LAZY, PE_PARENT, PE_PRESENT, ProtocolError, SpaceId,
+};
 use crate::PAGE_BYTES;
 
 /// The receiving side of one conversation.
@@ -182,6 +184,20 @@ impl PageServer {
         reply
     }
 
+    /// Returns the frame that begins the answer to [`Event::Get`]; the bytes of `nr_pages` pages follow it. `None` before
+    /// the dialect is known, which no GET comes before.
+    #[must_use]
+    pub fn pages_frame(&self, pid: u32, vaddr: u64, nr_pages: u16) -> Option<FrameBytes> {
+        let frame = Frame {
+            command: command::ADD_F,
+            flags: PE_PRESENT,
+            nr_pages: nr_pages.into(),
+            vaddr,
+            dst_id: pid.into(),
+        };
+        frame.encode(self.dialect?)
+    }
+
     /// Checks the conversation at the peer's end of file, where bytes were wanted and none of them had come. (If some
     /// had come, the conversation was truncated, whatever this returns.)
     ///
@@ -333,6 +349,9 @@ impl PageServer {
                 let Pages {
                     vaddr, nr_pages, ..
                 } = checked_range(frame, 0)?;
+                if nr_pages > MAX_GET_PAGES {
+                    return Err(ProtocolError::TooManyPages { vaddr, nr_pages });
+                }
                 let pid = u32::try_from(frame.dst_id).ok().filter(|pid| *pid != 0);
                 let pid = pid.ok_or(ProtocolError::BadPid {
                     dst_id: frame.dst_id,

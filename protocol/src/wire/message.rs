@@ -129,6 +129,9 @@ pub mod request {
         /// With `image`: number of small images, counted from that one in the manifest; 0 for that one only.
         #[prost(uint32, tag = "11")]
         pub images: u32,
+        /// True if the reader comes back: for 30 s the holder keeps the pages even if the checkpoint is removed.
+        #[prost(bool, tag = "12")]
+        pub hold: bool,
     }
 
     /// Reports that the cluster lists this checkpoint: it is acknowledged, and is not collected as left over.

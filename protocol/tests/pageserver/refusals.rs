@@ -166,7 +166,37 @@ fn each_fatal_mistake_has_its_own_error() {
             };
             assert_eq!(refused(dialect, frame), ProtocolError::BadPid { dst_id });
         }
+        let get = |vaddr, nr_pages| Frame {
+            command: command::GET,
+            flags: 0,
+            dst_id: 1,
+            vaddr,
+            nr_pages,
+        };
+        assert_eq!(
+            refused(dialect, get(0x1000, 65_536)),
+            ProtocolError::TooManyPages {
+                vaddr: 0x1000,
+                nr_pages: 65_536
+            }
+        );
+        let none = ProtocolError::NoPages { vaddr: 0x1000 };
+        assert_eq!(refused(dialect, get(0x1000, 0)), none);
+        let misaligned = ProtocolError::Misaligned { vaddr: 0x1001 };
+        assert_eq!(refused(dialect, get(0x1001, 1)), misaligned);
     }
+    let vaddr = 0x1000;
+    let nr_pages = 1 << 40;
+    let get = Frame {
+        command: command::GET,
+        flags: 0,
+        nr_pages,
+        ..good
+    };
+    assert_eq!(
+        refused(Dialect::V32, get),
+        ProtocolError::TooManyPages { vaddr, nr_pages }
+    );
     for nr_pages in [1 << 45, 1 << 52, u64::MAX] {
         let frame = Frame { nr_pages, ..good };
         assert_eq!(

@@ -171,6 +171,14 @@ impl AuditedRequest {
                 weight: AuditWeight::Change,
                 ..Self::read("restore", &stream.checkpoint)
             },
+            Body::Lend(lend) => Self {
+                weight: AuditWeight::Change,
+                ..Self::read("lend", &lend.checkpoint)
+            },
+            Body::Thaw(thaw) => Self {
+                weight: AuditWeight::Change,
+                ..Self::read("restore-lazy", &thaw.checkpoint)
+            },
             Body::Verify(verify) => Self::read("verify", &verify.checkpoint),
             Body::List(list) => Self::look("list", &list.job),
             Body::Show(show) => Self::look("show", &show.checkpoint),
@@ -240,6 +248,7 @@ impl AuditedRequest {
             Body::Progress(_) => return None,
             Body::Checkpoint(checkpoint) => Some(checkpoint),
             Body::Exported(exported) => exported.checkpoint.as_ref(),
+            Body::LazyServed(served) => served.checkpoint.as_ref(),
             _ => None,
         };
         Some(match checkpoint {

@@ -8,9 +8,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use permafrost_agent::remote::{MapDigest, RemoteCheckpoint};
-use permafrost_criu::directory;
+use permafrost_criu::directory::{self, ExportedPart};
 use permafrost_criu::frontend::{self, StreamError};
-use permafrost_criu::source::{CheckpointSource, PagesOut, ReadError};
+use permafrost_criu::source::{
+    CheckpointSource, LazySource, PageRun, PagesOut, ReadError, Reported,
+};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_store::{
@@ -47,17 +49,17 @@ impl ClusteredStore {
     pub fn export(
         &self,
         reference: &str,
-        small_images_only: bool,
+        part: ExportedPart,
         directory: OwnedFd,
         progress: ProgressReceiver<'_>,
     ) -> Result<control::Exported, StoreError> {
         let source = self.open(self.resolve(reference)?)?;
-        if small_images_only {
-            // Exported for a dump to be compared with: this is no restore.
-            return directory::export(&source, true, directory, progress);
+        if part != ExportedPart::All {
+            // For a dump to be compared with, which is no restore, or for one that gets its pages later.
+            return directory::export(&source, part, directory, progress);
         }
         let restoring = self.local.restoring(source.record.memory_bytes);
-        let exported = directory::export(&source, false, directory, &mut |bytes, total| {
+        let exported = directory::export(&source, part, directory, &mut |bytes, total| {
             restoring.progress(bytes);
             progress(bytes, total);
         })?;
@@ -110,6 +112,20 @@ impl ClusteredStore {
             bytes: served.bytes,
             origin: source.manifest.origin,
         })
+    }
+
+    /// Calls `serve` with a checkpoint whose pages it can read in any order. The checkpoint's pages stay until it returns,
+    /// even if the checkpoint is removed meanwhile. Pages that are not here, or damaged here, come from another node.
+    ///
+    /// # Errors
+    /// There is no such checkpoint; no node that holds it can be reached.
+    pub fn lend<T>(
+        &self,
+        reference: &str,
+        serve: impl FnOnce(&dyn LazySource) -> T,
+    ) -> Result<T, StoreError> {
+        let source = self.open(self.resolve(reference)?)?;
+        Ok(serve(&Reported(&source)))
     }
 
     /// Returns all details of one checkpoint. For one that is not here, the space that it takes here is zero.
@@ -236,6 +252,40 @@ impl CheckpointSource for Failover<'_> {
             None => MapDigest::default(),
         };
         let passed = others.pages(place, next_index, before, |run| out.put(run));
+        passed.map_err(|error| self.error_of(cause, error))
+    }
+
+    fn hold(&self) {
+        if let Some(Some(others)) = self.others.get() {
+            CheckpointSource::hold(others);
+        }
+    }
+
+    fn range(
+        &self,
+        place: usize,
+        first_index: u64,
+        pages: u64,
+        take: &mut dyn FnMut(PageRun<'_>) -> io::Result<()>,
+    ) -> Result<(), ReadError<StoreError>> {
+        let (mut next_index, mut cause) = (first_index, None);
+        if let Some(here) = &self.here {
+            let read = here.range(place, first_index, pages, &mut |run| {
+                let (first_index, pages) = run.span();
+                take(run)?;
+                next_index = first_index + pages;
+                Ok(())
+            });
+            match read {
+                Err(ReadError::Source(error)) => cause = Some(error),
+                read => return read,
+            }
+        }
+        let Some(others) = self.others(cause.as_ref()) else {
+            return Err(ReadError::Source(self.nobody(cause)));
+        };
+        let left = first_index.saturating_add(pages).saturating_sub(next_index);
+        let passed = others.range(place, next_index, left, take);
         passed.map_err(|error| self.error_of(cause, error))
     }
 }

@@ -45,6 +45,11 @@ pub fn serve_fetch(
     if let Some(compared_with) = source.compared_with() {
         check_readable(peer, compared_with)?;
     }
+    if request.hold
+        && let Source::Here(fetch) = &source
+    {
+        fetch.hold();
+    }
     let is_part = !request.image.is_empty() || request.space > 0;
     let manifest = match source.manifest() {
         manifest if is_part && !request.manifest_only => manifest.without_lists(),

@@ -131,7 +131,9 @@ impl Agents {
             | request::Body::Adopt(_)
             | request::Body::Export(_)
             | request::Body::Import(_)
-            | request::Body::Stream(_) => {
+            | request::Body::Stream(_)
+            | request::Body::Lend(_)
+            | request::Body::Thaw(_) => {
                 return Err(RequestError::NeedsDescriptor.into());
             }
         })

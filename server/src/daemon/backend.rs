@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use permafrost_agent::host::{Backend, Client, Trail, Waits};
+use permafrost_agent::host::{Backend, Client, Lent, ServeLazily, Trail, Waits};
 use permafrost_audit::{Audit, AuditedRequest, Who};
 use permafrost_catalog::ListPart;
 use permafrost_cluster::scrub::Scrubber;
@@ -13,6 +13,7 @@ use permafrost_cluster::{Operate, no_cluster};
 use permafrost_clustered::ClusteredStore;
 use permafrost_clustered::Durability;
 use permafrost_criu::ProgressReceiver;
+use permafrost_criu::directory::ExportedPart;
 use permafrost_identity::ReloadingIdentity;
 use permafrost_metering::costs::Costs;
 use permafrost_metering::queues::{
@@ -317,11 +318,12 @@ impl Backend for Local {
         waits: &mut dyn Waits,
         progress: ProgressReceiver<'_>,
     ) -> Result<control::Exported, control::Error> {
-        if export.small_images_only {
-            // For a dump to be compared with: no restore.
+        let part = ExportedPart::of(export);
+        if part != ExportedPart::All {
+            // For a dump to be compared with, which is no restore, or little beside the pages that follow.
             return self
                 .store
-                .export(&export.checkpoint, true, directory, progress)
+                .export(&export.checkpoint, part, directory, progress)
                 .map_err(control::Error::from);
         }
         let admission = Admission::new(0, export.priority, export.deadline_ms, &export.reservation);
@@ -330,12 +332,12 @@ impl Backend for Local {
             .and_then(|turn| {
                 let mut told = turn.tells(progress);
                 self.store
-                    .export(&export.checkpoint, false, directory, &mut told)
+                    .export(&export.checkpoint, part, directory, &mut told)
             });
         self.store
             .local()
             .counters()
-            .restored(exported)
+            .restored(exported, |exported| exported.bytes)
             .map_err(control::Error::from)
     }
 
@@ -385,8 +387,33 @@ impl Backend for Local {
         self.store
             .local()
             .counters()
-            .restored(streamed)
+            .restored(streamed, |streamed| streamed.bytes)
             .map_err(control::Error::from)
+    }
+
+    fn lend(
+        &self,
+        wanted: &Lent<'_>,
+        waits: &mut dyn Waits,
+        serve: ServeLazily<'_>,
+    ) -> Result<control::LazyServed, control::Error> {
+        let turn = match wanted.queued {
+            Some(thaw) => {
+                let admission =
+                    Admission::new(0, thaw.priority, thaw.deadline_ms, &thaw.reservation);
+                Some(self.turn_to_read(wanted.checkpoint, thaw.priority, admission, waits)?)
+            }
+            None => {
+                self.store.check_restorable(wanted.checkpoint)?;
+                waits.begins();
+                None
+            }
+        };
+        let lent = self.store.lend(wanted.checkpoint, serve);
+        drop(turn);
+        let served = lent.map_err(control::Error::from).flatten();
+        let bytes = |served: &control::LazyServed| served.bytes;
+        self.store.local().counters().restored(served, bytes)
     }
 
     fn status(&self) -> Result<control::ServerStatus, control::Error> {
@@ -469,6 +496,12 @@ impl Backend for Local {
         let event = AuditedRequest::change("receive", session);
         self.audit
             .record(&Who::client("page-server", client), &event, outcome);
+    }
+
+    fn lent(&self, client: &Client, checkpoint: &str, outcome: Result<(), &control::Error>) {
+        let event = AuditedRequest::change("give-pages", checkpoint);
+        let who = Who::client("lazy-pages", client);
+        self.audit.record(&who, &event, outcome);
     }
 
     fn took(&self, took: &request::Took) -> bool {

@@ -94,15 +94,16 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Counts a successful or a failed restore; returns the result unchanged.
-    pub fn restored<E>(
+    /// Counts a successful or a failed restore of so many `bytes`; returns the result unchanged.
+    pub fn restored<T, E>(
         &self,
-        result: Result<permafrost_protocol::control::Exported, E>,
-    ) -> Result<permafrost_protocol::control::Exported, E> {
+        result: Result<T, E>,
+        bytes: impl FnOnce(&T) -> u64,
+    ) -> Result<T, E> {
         match &result {
-            Ok(exported) => {
+            Ok(restored) => {
                 self.restores.add(1);
-                self.restored_bytes.add(exported.bytes);
+                self.restored_bytes.add(bytes(restored));
             }
             Err(_) => self.restores_failed.add(1),
         }

@@ -1,6 +1,7 @@
 //! Reads a checkpoint to pass it on: run by run, each page verified, in bounded memory.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use permafrost_agent::remote::MapDigest;
 use permafrost_criu::source::PageRun;
@@ -21,7 +22,7 @@ const CHUNK_PAGES: u32 = 64;
 pub struct Fetch {
     reader: LocalCheckpoint,
     /// Retention leaves the checkpoint alone for a while.
-    _read: ReadGuard,
+    read: ReadGuard,
     digest: ContentDigest,
     parent: Option<Parent>,
     /// Map of each address space, and that of its counterpart in the parent.
@@ -52,10 +53,14 @@ impl Store {
     /// # Errors
     /// The checkpoint is not here; its manifest is damaged.
     pub fn open_fetch(&self, checkpoint: &str, parent: &str) -> Result<Fetch, StoreError> {
-        let held = self.checkpoint(checkpoint)?;
+        let held = match (self.checkpoint(checkpoint), self.reads.held(checkpoint)) {
+            // Removed since its reader came last.
+            (Err(_), Some(held)) => held,
+            (held, _) => held?,
+        };
         let record = self.summary(&held, &manifest_of(&held)?);
         let digest = digest::of_checkpoint(&held)?;
-        let reader = self.open(record)?;
+        let reader = self.open_held(record, Arc::clone(&held))?;
         let parent = if parent.is_empty() {
             None
         } else {
@@ -79,7 +84,7 @@ impl Store {
             maps.push((reader.map(space)?, theirs));
         }
         Ok(Fetch {
-            _read: self.reads.begin(checkpoint, true),
+            read: self.reads.begin(checkpoint, true),
             reader,
             digest,
             parent,
@@ -89,6 +94,11 @@ impl Store {
 }
 
 impl Fetch {
+    /// Keeps the pages for a while after this fetch, for a reader that comes back: even if the checkpoint is removed.
+    pub fn hold(&self) {
+        self.read.hold(self.reader.checkpoint());
+    }
+
     /// Returns the manifest of the checkpoint that pages are compared with, if it is here.
     #[must_use]
     pub fn compared_with(&self) -> Option<&Manifest> {

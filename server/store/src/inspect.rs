@@ -238,6 +238,7 @@ impl Store {
     /// Returns the state of the region.
     #[must_use]
     pub fn region_status(&self) -> control::RegionStatus {
+        self.reads.release_expired();
         let usage = self.region.usage();
         let guarantee = &self.place.guarantee;
         control::RegionStatus {

@@ -39,6 +39,7 @@ impl Store {
     /// does not allow it; the catalog cannot be read.
     pub fn begin_session(&self, request: &SessionRequest) -> Result<Opening, StoreError> {
         self.check_writable()?;
+        self.reads.release_expired();
         check_origin(request.origin.as_ref())?;
         let (lock, share) = if request.job.is_empty() {
             (None, Some(self.begin_anonymous()?))

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use permafrost_agent::remote::{MapDigest, is_listed_as};
-use permafrost_criu::source::{self, CheckpointSource, PagesOut};
+use permafrost_criu::source::{self, CheckpointSource, PageRun, PagesOut};
 use permafrost_pmem::{BlobError, PageError, PageMap, RunKind, StoredCheckpoint, StoredRun};
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
@@ -65,6 +65,15 @@ impl Store {
     /// which is away.
     pub fn open(&self, record: control::Checkpoint) -> Result<LocalCheckpoint, StoreError> {
         let checkpoint = self.checkpoint(&record.id)?;
+        self.open_held(record, checkpoint)
+    }
+
+    /// Opens this store's copy of a listed checkpoint, which may have been removed since.
+    pub(super) fn open_held(
+        &self,
+        record: control::Checkpoint,
+        checkpoint: Arc<StoredCheckpoint>,
+    ) -> Result<LocalCheckpoint, StoreError> {
         let manifest = manifest_of(&checkpoint)?;
         check_listed_as(&record, &manifest)?;
         self.recall(&checkpoint)?;
@@ -251,6 +260,54 @@ impl CheckpointSource for LocalCheckpoint {
 
     fn pages(&self, place: usize, out: &mut PagesOut<'_>) -> Result<(), ReadError> {
         self.write_pages(place, out, &mut 0)
+    }
+
+    fn range(
+        &self,
+        place: usize,
+        first_index: u64,
+        pages: u64,
+        take: &mut dyn FnMut(PageRun<'_>) -> io::Result<()>,
+    ) -> Result<(), ReadError> {
+        let space = &self.manifest.spaces[place];
+        let map = self.map(space)?;
+        let mut cursor = map.clone().cursor();
+        let end = first_index.saturating_add(pages);
+        let mut index = first_index;
+        while index < end {
+            let run = cursor.seek(index);
+            let Some(run) = run.map_err(|source| self.corrupt(space, index, source))? else {
+                break;
+            };
+            index = index.max(run.first_index);
+            let damaged = |source| self.corrupt(space, index, source);
+            let count = run.end_index().min(end).saturating_sub(index);
+            let Some(count) = u32::try_from(count).ok().filter(|count| *count > 0) else {
+                break;
+            };
+            let (first_index, flags) = (index, run.flags);
+            match run.kind {
+                RunKind::Zero => take(PageRun::Zero {
+                    first_index,
+                    flags,
+                    pages: count.into(),
+                })?,
+                RunKind::Stored { .. } => {
+                    let bytes = map.read_range(&run, index, count).map_err(damaged)?;
+                    let taken = take(PageRun::Pages {
+                        first_index,
+                        flags,
+                        bytes,
+                    });
+                    // The taker may have got zeros in place of a lost page: no other copy helps any more.
+                    map.confirm(&run, index, count)
+                        .map_err(|source| io::Error::other(damaged(source)))?;
+                    taken?;
+                }
+            }
+            index += u64::from(count);
+        }
+        Ok(())
     }
 }
 

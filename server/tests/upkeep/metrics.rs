@@ -13,6 +13,7 @@ use std::time::Duration;
 use permafrost_audit::Audit;
 use permafrost_cluster::repair::RepairProgress;
 use permafrost_cluster::scrub::{ScrubOptions, Scrubber};
+use permafrost_criu::directory::ExportedPart;
 use permafrost_criu::frontend::PageSink;
 use permafrost_metering::costs::{
     Costs, CostsConfig, Learning, SavedFigures, StartSample, StartWhat,
@@ -268,7 +269,9 @@ fn dumps_and_restores_feed_the_figures() {
     site.dump("job", 0..400);
     let out = tempfile::tempdir().unwrap();
     let directory = OwnedFd::from(File::open(out.path()).unwrap());
-    let exported = site.store.export("job", false, directory, &mut |_, _| {});
+    let exported = site
+        .store
+        .export("job", ExportedPart::All, directory, &mut |_, _| {});
     exported.unwrap();
     let after = scene.scrape();
     // Two transfers; each dump's start, of its kind and of any; each dump as a whole; one restore.
@@ -378,20 +381,28 @@ fn dumps_copies_and_restores_move_them() {
     // Restores, as the daemon counts them.
     let out = tempfile::tempdir().unwrap();
     let directory = OwnedFd::from(File::open(out.path()).unwrap());
-    let exported = site.store.export("job", false, directory, &mut |_, _| {});
+    let exported = site
+        .store
+        .export("job", ExportedPart::All, directory, &mut |_, _| {});
     let bytes = site
         .store
         .local()
         .counters()
-        .restored(exported)
+        .restored(exported, |exported| exported.bytes)
         .unwrap()
         .bytes;
     let failed = site.store.check_restorable("job").and_then(|()| {
         let directory = OwnedFd::from(File::open(out.path()).unwrap());
         site.store
-            .export("nothing", false, directory, &mut |_, _| {})
+            .export("nothing", ExportedPart::All, directory, &mut |_, _| {})
     });
-    assert!(site.store.local().counters().restored(failed).is_err());
+    assert!(
+        site.store
+            .local()
+            .counters()
+            .restored(failed, |failed| failed.bytes)
+            .is_err()
+    );
     let now = moved();
     is(&now, "restores_total", 1.0);
     is(&now, "restores_failed_total", 1.0);

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use permafrost_clustered::{ClusteredStore, PolicyFile};
+use permafrost_criu::directory::ExportedPart;
 use permafrost_criu::frontend::PageSink as _;
 use permafrost_protocol::control::{ErrorCode, Pruned, ReportedError, RetentionRule, request};
 use permafrost_tests::random::Random;
@@ -56,7 +57,7 @@ pub(crate) fn exported(store: &ClusteredStore, dir: &Path, checkpoint: &str) -> 
     let out = tempfile::tempdir_in(dir).unwrap();
     let directory = OwnedFd::from(std::fs::File::open(out.path()).unwrap());
     store
-        .export(checkpoint, false, directory, &mut |_, _| {})
+        .export(checkpoint, ExportedPart::All, directory, &mut |_, _| {})
         .unwrap();
     let files = std::fs::read_dir(out.path()).unwrap();
     let mut names = files.map(|file| file.unwrap().path());

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use permafrost_criu::ProgressReceiver;
 use permafrost_criu::frontend::PageSink;
+use permafrost_criu::source::LazySource;
 use permafrost_identity::Peer;
 use permafrost_protocol::control::{self, reply, request};
 use permafrost_protocol::manifest::Origin;
@@ -72,6 +73,20 @@ pub trait DumpSession: Send + Sync + 'static {
     /// Returns a channel that turns true when the session takes no more pages: closed, failed or discarded.
     fn ended(&self) -> watch::Receiver<bool>;
 }
+
+/// A checkpoint that is lent to lazy restores, and the conditions.
+#[derive(Clone, Copy, Debug)]
+pub struct Lent<'a> {
+    /// `JOB` or `JOB@GEN`.
+    pub checkpoint: &'a str,
+    /// Request whose place in the queue is kept until all pages were brought; `None` for one that brings pages when they
+    /// are needed, and is not queued.
+    pub queued: Option<&'a request::Thaw>,
+}
+
+/// Function that serves a checkpoint to lazy restores.
+pub type ServeLazily<'a> =
+    &'a mut dyn FnMut(&dyn LazySource) -> Result<control::LazyServed, control::Error>;
 
 /// Keeper of checkpoints, on this host or on others. Every method blocks: each connection's thread calls them.
 pub trait Backend: Send + Sync + 'static {
@@ -276,6 +291,17 @@ pub trait Backend: Send + Sync + 'static {
         progress: ProgressReceiver<'_>,
     ) -> Result<control::Exported, control::Error>;
 
+    /// Calls `serve` with a checkpoint, when the request is admitted. The checkpoint's pages stay until `serve` returns.
+    ///
+    /// # Errors
+    /// No such checkpoint; an error of `serve`.
+    fn lend(
+        &self,
+        wanted: &Lent<'_>,
+        waits: &mut dyn Waits,
+        serve: ServeLazily<'_>,
+    ) -> Result<control::LazyServed, control::Error>;
+
     /// Returns the backend's state. The front ends fill in what concerns the process and its listeners.
     ///
     /// # Errors
@@ -330,6 +356,11 @@ pub trait Backend: Send + Sync + 'static {
     /// session.
     fn received(&self, client: &Client, session: &str, outcome: Result<(), &control::Error>) {
         let _ = (client, session, outcome);
+    }
+
+    /// Records that a connection got pages of a checkpoint for a lazy restore, or why it did not.
+    fn lent(&self, client: &Client, checkpoint: &str, outcome: Result<(), &control::Error>) {
+        let _ = (client, checkpoint, outcome);
     }
 
     /// Records the duration of a dump or a restore that its caller measured. Returns true if the operation was measured

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::net::UnixListener;
 
 use super::error::RequestError;
-use super::{Backend, Client, DumpSession, Shared, Waits, endpoints, page_server_socket};
+use super::{Backend, Client, DumpSession, Shared, Waits, endpoints, lazy, page_server_socket};
 
 /// Time after which a peer that does not read its replies is given up.
 const REPLY_PATIENCE: Duration = Duration::from_secs(30);
@@ -186,6 +186,12 @@ impl<B: Backend> Handler<'_, B> {
                 &mut Caller(self.stream),
                 &mut progress(self.stream),
             )?),
+            request::Body::Lend(lend) => {
+                reply::Body::LazyServed(lazy::lend(self.shared, self.stream, &lend, descriptor()?)?)
+            }
+            request::Body::Thaw(thaw) => {
+                reply::Body::LazyServed(lazy::thaw(backend, self.stream, &thaw, descriptor()?)?)
+            }
             request::Body::Status(_) => reply::Body::Status(self.status()?),
             request::Body::Nodes(nodes) => reply::Body::Nodes(backend.nodes(&nodes)?),
             request::Body::SetNode(set) => reply::Body::Nodes(backend.set_node(&set)?),
@@ -251,7 +257,7 @@ impl<B: Backend> Handler<'_, B> {
 }
 
 /// Caller of a request that waits.
-struct Caller<'a>(&'a UnixStream);
+pub(super) struct Caller<'a>(pub(super) &'a UnixStream);
 
 impl Caller<'_> {
     fn tell(&self, progress: control::Progress) {

@@ -36,7 +36,7 @@ pub(super) enum Connection {
 
 impl Connection {
     /// Waits for the peer's first byte, `limit` at most. Returns false if the peer leaves without one.
-    fn first_byte(&self, limit: Duration, idle: Duration) -> io::Result<bool> {
+    pub(super) fn first_byte(&self, limit: Duration, idle: Duration) -> io::Result<bool> {
         match self {
             Self::Unix(stream) => {
                 stream.set_nonblocking(false)?;
@@ -70,7 +70,7 @@ impl Connection {
 
     /// Completes the TLS handshake if the peer begins one. A connection without TLS is accepted only if it is
     /// `admitted` or the host uses no certificates.
-    fn secure(
+    pub(super) fn secure(
         self,
         tls: Option<&CriuTls>,
         admitted: bool,
@@ -121,9 +121,21 @@ impl Connection {
         Err(DeniedError::Namespace { name, namespace }.into())
     }
 
+    /// Checks that the certificate of the connection, if it had to show one, allows it to read a job's pages.
+    pub(super) fn authorize_read(&self, job: &JobName) -> Result<(), control::Error> {
+        match self {
+            Self::Tls(stream) if !stream.peer().may(Action::Read(job)) => Err(DeniedError::Read {
+                name: stream.peer().name().to_owned(),
+                namespace: job.namespace().to_owned(),
+            }
+            .into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the remote end, as far as it is known by now; `None` if the peer has left already. `uid` is the
     /// user of a TCP connection from this machine.
-    fn client(&self, uid: Option<u32>) -> Option<Client> {
+    pub(super) fn client(&self, uid: Option<u32>) -> Option<Client> {
         match self {
             Self::Unix(stream) => user_of(stream).ok(),
             Self::Tcp(stream) => {
@@ -233,7 +245,7 @@ enum Target<S> {
 
 /// Trust in a connection, by the user who made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+pub(super) enum Standing {
     /// A user of this machine who is admitted.
     Admitted,
     /// Any other peer: certificates decide, if the host uses them.
@@ -242,7 +254,7 @@ enum Standing {
 
 /// Decides by user and address whether a connection may go on, before it costs anything. Also returns the user of a TCP
 /// connection from this machine.
-fn admit<B: Backend>(
+pub(super) fn admit<B: Backend>(
     shared: &Shared<B>,
     connection: &Connection,
 ) -> Result<(Standing, Option<u32>), String> {

@@ -19,6 +19,8 @@ pub(crate) enum RequestError {
     CallerGone,
     #[error("the job name is empty")]
     EmptyJob,
+    #[error("CRIU did not come for the pages")]
+    NobodyCame,
     #[error("too many anonymous dumps at once")]
     Crowded,
     #[error("{action}: {source}")]
@@ -42,6 +44,8 @@ impl ReportedError for RequestError {
             | Self::NoDescriptor
             | Self::CallerGone
             | Self::EmptyJob => ErrorCode::Invalid,
+            // The failure of CRIU says more.
+            Self::NobodyCame => ErrorCode::Conflict,
             Self::Crowded => ErrorCode::Unavailable,
             Self::Io { .. } => ErrorCode::Internal,
             Self::Conversation { .. } => ErrorCode::SessionFailed,
@@ -75,6 +79,8 @@ pub(crate) enum DeniedError {
     Park { name: String },
     #[error("{name} may not dump into namespace {namespace}")]
     Namespace { name: String, namespace: String },
+    #[error("{name} may not read namespace {namespace}")]
+    Read { name: String, namespace: String },
     #[error(transparent)]
     Job(#[from] JobNameError),
 }

@@ -14,6 +14,7 @@ mod control;
 mod ending;
 mod endpoints;
 mod error;
+mod lazy;
 mod limits;
 mod owner;
 mod private_memory;
@@ -35,7 +36,7 @@ use self::limits::Places;
 
 pub(crate) use endpoints::{accept_failed, accept_owner};
 
-pub use backend::{Backend, Client, DumpSession, Patiently, Trail, Waits};
+pub use backend::{Backend, Client, DumpSession, Lent, Patiently, ServeLazily, Trail, Waits};
 pub use ending::{STOPPING, end_within};
 pub use private_memory::keep_memory_private;
 pub use run_dir::make_private_dir;

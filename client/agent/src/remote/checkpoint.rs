@@ -268,6 +268,20 @@ impl RemoteCheckpoint {
         taken.map_err(told)
     }
 
+    /// Has the holders keep the pages for 30 s, even if the checkpoint is removed.
+    pub(super) fn hold(&self) {
+        let hold = request::Fetch {
+            manifest_only: true,
+            hold: true,
+            ..fetch_of(&self.record)
+        };
+        for holder in self.order() {
+            if let Err(error) = self.holders.fetch(&holder, true, hold.clone()) {
+                tracing::debug!(node = holder, checkpoint = name_of(&self.record), %error, "not held");
+            }
+        }
+    }
+
     /// Passes on every frame with pages of the part, ascending and each once, from one holder after another.
     fn frames<E>(
         &self,

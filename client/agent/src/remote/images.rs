@@ -2,11 +2,11 @@
 
 use std::io;
 
-use permafrost_criu::source::{CheckpointSource, PagesOut, ReadError};
+use permafrost_criu::source::{CheckpointSource, PageRun, PagesOut, ReadError};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 
-use super::{MapDigest, RemoteCheckpoint};
+use super::{MapDigest, PageSelection, RemoteCheckpoint};
 
 impl CheckpointSource for RemoteCheckpoint {
     type Error = control::Error;
@@ -34,5 +34,32 @@ impl CheckpointSource for RemoteCheckpoint {
     fn pages(&self, place: usize, out: &mut PagesOut<'_>) -> Result<(), ReadError<control::Error>> {
         let before = MapDigest::default();
         self.pages(place, 0, before, |run| out.put(run))
+    }
+
+    fn hold(&self) {
+        self.hold();
+    }
+
+    fn range(
+        &self,
+        place: usize,
+        first_index: u64,
+        pages: u64,
+        take: &mut dyn FnMut(PageRun<'_>) -> io::Result<()>,
+    ) -> Result<(), ReadError<control::Error>> {
+        if pages == 0 {
+            return Ok(());
+        }
+        let part = PageSelection {
+            place,
+            from_index: first_index,
+            pages,
+        };
+        let end = first_index.saturating_add(pages);
+        self.part(part, |run| match run.span().0 {
+            // A selection counts pages; this one also ends at an index.
+            first if first >= end => Ok(()),
+            _ => take(run),
+        })
     }
 }

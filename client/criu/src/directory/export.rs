@@ -6,9 +6,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use permafrost_protocol::PAGE_BYTES;
-use permafrost_protocol::control;
-use permafrost_protocol::images::{pagemap_name, pages_name};
-use permafrost_protocol::pageserver::SpaceId;
+use permafrost_protocol::control::{self, request};
+use permafrost_protocol::images::{Pagemap, PagemapEntry, PagemapWriter, pagemap_name, pages_name};
+use permafrost_protocol::manifest::{AddressSpace, SpaceType};
+use permafrost_protocol::pageserver::{PE_LAZY, SpaceId};
 
 use super::{DirectoryError, ImagesDir};
 use crate::ProgressReceiver;
@@ -39,6 +40,31 @@ impl PagesFile {
     }
 }
 
+/// Part of a checkpoint that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportedPart {
+    /// The small images, no pagemaps and no pages.
+    SmallImages,
+    /// Everything but the pages that a lazy restore gets later; the pagemaps list those without `PE_PRESENT`.
+    WithoutLazyPages,
+    /// Everything.
+    All,
+}
+
+impl ExportedPart {
+    /// Returns the part that a request asks for.
+    #[must_use]
+    pub fn of(export: &request::Export) -> Self {
+        if export.small_images_only {
+            Self::SmallImages
+        } else if export.without_lazy_pages {
+            Self::WithoutLazyPages
+        } else {
+            Self::All
+        }
+    }
+}
+
 /// Writes a checkpoint into `directory`: the small images byte for byte, the pages in the files that CRIU would
 /// have made, zero pages as holes. On failure, the files written so far are removed.
 ///
@@ -46,23 +72,22 @@ impl PagesFile {
 /// A part cannot be read; a file exists already or cannot be written.
 pub fn export<S: CheckpointSource<Error: From<DirectoryError>>>(
     source: &S,
-    small_images_only: bool,
+    part: ExportedPart,
     directory: OwnedFd,
     progress: ProgressReceiver<'_>,
 ) -> Result<control::Exported, S::Error> {
     let mut export = Export {
         source,
         directory: ImagesDir::new(directory)?,
-        total_bytes: if small_images_only {
-            0
-        } else {
-            source.record().memory_bytes
+        total_bytes: match part {
+            ExportedPart::All => source.record().memory_bytes,
+            ExportedPart::SmallImages | ExportedPart::WithoutLazyPages => 0,
         },
         done_bytes: 0,
         written_bytes: 0,
         created: Vec::new(),
     };
-    if let Err(error) = export.all(small_images_only, progress) {
+    if let Err(error) = export.all(part, progress) {
         export.undo();
         return Err(error);
     }
@@ -85,11 +110,7 @@ struct Export<'a, S> {
 }
 
 impl<S: CheckpointSource<Error: From<DirectoryError>>> Export<'_, S> {
-    fn all(
-        &mut self,
-        small_images_only: bool,
-        progress: ProgressReceiver<'_>,
-    ) -> Result<(), S::Error> {
+    fn all(&mut self, part: ExportedPart, progress: ProgressReceiver<'_>) -> Result<(), S::Error> {
         // The inventory is written last, because no program takes a directory without it for images.
         let images = &self.source.manifest().images;
         let is_last = |place: &usize| images[*place].name == "inventory.img";
@@ -97,9 +118,17 @@ impl<S: CheckpointSource<Error: From<DirectoryError>>> Export<'_, S> {
         for place in first {
             self.small(place)?;
         }
-        if !small_images_only {
-            for place in 0..self.source.manifest().spaces.len() {
-                self.space(place, progress)?;
+        let spaces = &self.source.manifest().spaces;
+        for (place, space) in spaces.iter().enumerate() {
+            match part {
+                ExportedPart::SmallImages => break,
+                // CRIU restores shared memory at once.
+                ExportedPart::WithoutLazyPages if space.space_type() == SpaceType::Process => {
+                    self.without_lazy_pages(place)?;
+                }
+                ExportedPart::WithoutLazyPages | ExportedPart::All => {
+                    self.space(place, progress)?
+                }
             }
         }
         for place in last {
@@ -138,18 +167,53 @@ impl<S: CheckpointSource<Error: From<DirectoryError>>> Export<'_, S> {
         Ok(())
     }
 
+    /// Writes the pages of an address space that a lazy restore needs at once, and a pagemap that leaves out the others.
+    fn without_lazy_pages(&mut self, place: usize) -> Result<(), S::Error> {
+        let space = &self.source.manifest().spaces[place];
+        let (pagemap_name, pages_name) = names(space);
+        let pagemap = Pagemap::read(&self.source.pagemap(place)?);
+        let pagemap = pagemap.map_err(|error| DirectoryError::Invalid {
+            message: format!("{pagemap_name}: {error}"),
+        })?;
+        let mut pages = PagesFile {
+            file: self.create(&pages_name)?,
+            at: 0,
+        };
+        let mut written = PagemapWriter::new(space.pages_id);
+        for entry in pagemap.entries {
+            if entry.flags & PE_LAZY != 0 {
+                written.push(PagemapEntry {
+                    flags: PE_LAZY,
+                    ..entry
+                });
+                continue;
+            }
+            written.push(entry);
+            let first_index = entry.vaddr / PAGE_BYTES;
+            let read = self
+                .source
+                .range(place, first_index, entry.nr_pages, &mut |run| {
+                    pages.put(run)
+                });
+            read.map_err(|error| told(error, &pages_name))?;
+        }
+        let sized = pages.file.set_len(pages.at);
+        sized.map_err(DirectoryError::io(format!("write image {pages_name}")))?;
+        let pagemap = written.finish();
+        let stored = self.create(&pagemap_name)?.write_all_at(&pagemap, 0);
+        stored.map_err(DirectoryError::io(format!("write image {pagemap_name}")))?;
+        self.written_bytes += pages.at + pagemap.len() as u64;
+        Ok(())
+    }
+
     fn space(&mut self, place: usize, progress: ProgressReceiver<'_>) -> Result<(), S::Error> {
         let space = &self.source.manifest().spaces[place];
         let pagemap = self.source.pagemap(place)?;
-        let name = pagemap_name(SpaceId {
-            space_type: space.space_type(),
-            id: space.id,
-        });
-        let file = self.create(&name)?;
+        let (pagemap_name, name) = names(space);
+        let file = self.create(&pagemap_name)?;
         let written = file.write_all_at(&pagemap, 0);
-        written.map_err(DirectoryError::io(format!("write image {name}")))?;
+        written.map_err(DirectoryError::io(format!("write image {pagemap_name}")))?;
 
-        let name = pages_name(space.pages_id);
         let mut pages = PagesFile {
             file: self.create(&name)?,
             at: 0,
@@ -166,6 +230,15 @@ impl<S: CheckpointSource<Error: From<DirectoryError>>> Export<'_, S> {
         self.written_bytes += pages.at + pagemap.len() as u64;
         Ok(())
     }
+}
+
+/// Returns the names of the pagemap and of the pages file of an address space.
+fn names(space: &AddressSpace) -> (String, String) {
+    let id = SpaceId {
+        space_type: space.space_type(),
+        id: space.id,
+    };
+    (pagemap_name(id), pages_name(space.pages_id))
 }
 
 fn told<E: From<DirectoryError>>(error: ReadError<E>, name: &str) -> E {

@@ -16,7 +16,7 @@ use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_protocol::images::ImageName;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
-pub use export::{PagesFile, export};
+pub use export::{ExportedPart, PagesFile, export};
 pub use pages::{PagesReader, PagesTarget};
 
 /// Name of the file in which runc and crun record the standard streams of a container: they restore nothing

@@ -4,11 +4,13 @@
 //! that pages go straight from the socket into them.
 
 mod intake;
+mod lend;
 mod pageserver;
 mod pipe;
 mod sink;
 mod streamer;
 
+pub use lend::{LendError, LentCheckpoint, lend};
 pub use pageserver::{Bounded, ConversationEnd, ServeError, serve};
 pub use pipe::Pipe;
 pub use sink::{PageSink, SinkError};

@@ -91,7 +91,7 @@ pub enum ServeError {
     #[error("the dump was refused, and its client goes on sending")]
     Deaf,
     /// The peer requested lazy pages. It waits for them, so there is no point in going on.
-    #[error("lazy pages (GET) are not served on this endpoint")]
+    #[error("this endpoint takes dumps: `permafrost lend` gives pages to `criu lazy-pages`")]
     Lazy,
     /// The peer left in the middle of a frame's header or pages.
     #[error("the connection ended {missing_bytes} bytes short of what its last frame announced")]
@@ -264,7 +264,7 @@ impl<K: PageSink> Conversation<'_, '_, K> {
 }
 
 /// Waits for the peer's end of file, and drops the little that may come before it.
-fn await_end<S: Read + Bounded>(stream: &mut S, buffer: &mut [u8]) -> io::Result<()> {
+pub(super) fn await_end<S: Read + Bounded>(stream: &mut S, buffer: &mut [u8]) -> io::Result<()> {
     let deadline = Instant::now() + CLOSED_PATIENCE;
     let mut dropped = 0;
     while dropped <= CLOSED_BYTES {
@@ -283,7 +283,7 @@ fn await_end<S: Read + Bounded>(stream: &mut S, buffer: &mut [u8]) -> io::Result
 
 /// Reads until `buffer` is full or the peer has ended. Returns the number of bytes. Fails when they come too
 /// slowly.
-fn read_full(stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+pub(super) fn read_full(stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     let mut began = None;
     while filled < buffer.len() {

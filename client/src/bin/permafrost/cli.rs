@@ -68,6 +68,9 @@ pub(crate) enum Command {
     Restore(crate::restore::RestoreArguments),
     /// Write a checkpoint as an ordinary CRIU images directory.
     Get(crate::transfer::GetArguments),
+    /// Give the pages of a checkpoint to `criu lazy-pages`, for lazy restores by a CRIU of one's own.
+    #[command(after_help = crate::lend::LEND_EXAMPLES)]
+    Lend(crate::lend::LendArguments),
     /// Read an ordinary CRIU images directory as a new checkpoint.
     Put(crate::transfer::PutArguments),
     /// List checkpoints and parked sessions.

@@ -1,5 +1,6 @@
-//! The two ways in which a restoring CRIU gets its images: from an images directory that the daemon has
-//! filled, or streamed by the daemon while CRIU runs, which saves one copy of all pages and the memory for it.
+//! The ways in which a restoring CRIU gets its images: from an images directory that the daemon has filled, or streamed
+//! by the daemon while CRIU runs, which saves one copy of all pages and the memory for it, or from a directory without
+//! most pages, which the daemon brings while the restored processes run.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -18,6 +19,7 @@ use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
 use permafrost_transport::control::{Connection, ControlError};
 
 use crate::arguments::TurnArguments;
+use crate::lazy::{self, LazyOptions, LazyTransfer};
 
 /// Interval at which interrupts are polled while CRIU runs.
 const TICK: Duration = Duration::from_millis(250);
@@ -40,6 +42,8 @@ pub(crate) enum Delivery {
     Directory,
     /// The daemon streams the images to CRIU, over this socket in the directory.
     Stream(UnixListener),
+    /// CRIU reads the images from the directory, and hands over the processes on this socket in its work directory.
+    Lazy(UnixListener, LazyOptions),
 }
 
 /// Result of a run of CRIU, and of the preparations.
@@ -52,6 +56,8 @@ pub(crate) struct Delivered {
     /// Refusal of the daemon while it streamed. CRIU may not have noticed: it can take an image that ends early
     /// for a whole one.
     pub(crate) refusal: Option<ControlError>,
+    /// Transfer of the pages that the restored processes still lack.
+    pub(crate) transfer: Option<LazyTransfer>,
 }
 
 /// Checkpoint to be restored, and the conditions.
@@ -77,6 +83,12 @@ impl Delivery {
         Ok(Self::Stream(listener))
     }
 
+    /// Prepares a lazy restore whose CRIU runs in `work`.
+    pub(crate) fn lazy(work: &Path, options: LazyOptions) -> Result<Self, Failure> {
+        let listener = lazy::listen(work)?;
+        Ok(Self::Lazy(listener, options))
+    }
+
     pub(crate) fn is_stream(&self) -> bool {
         matches!(self, Self::Stream(_))
     }
@@ -93,7 +105,7 @@ impl Delivery {
         match self {
             Self::Directory => {
                 let started = Instant::now();
-                fetch(context, &mut connection, wanted, interrupts)?;
+                fetch(context, &mut connection, wanted, interrupts, false)?;
                 drop(connection);
                 let fetch = started.elapsed();
                 interrupts.check()?;
@@ -103,6 +115,30 @@ impl Delivery {
                     turn: Duration::ZERO,
                     fetch,
                     refusal: None,
+                    transfer: None,
+                })
+            }
+            Self::Lazy(listener, options) => {
+                let started = Instant::now();
+                fetch(context, &mut connection, wanted, interrupts, true)?;
+                let fetch = started.elapsed();
+                let transfer = LazyTransfer::begin(
+                    context, interrupts, connection, wanted, listener, options,
+                )?;
+                interrupts.check()?;
+                run.arg("--lazy-pages");
+                let finished = tasks.watch(run.start(criu)?, interrupts, context)?;
+                let turn = transfer.waited();
+                let (transfer, refusal) = match finished.status.success() {
+                    true => (Some(transfer), None),
+                    false => (None, transfer.give_up()),
+                };
+                Ok(Delivered {
+                    finished,
+                    turn,
+                    fetch,
+                    refusal,
+                    transfer,
                 })
             }
             Self::Stream(listener) => {
@@ -139,6 +175,7 @@ impl Delivery {
                     turn,
                     fetch: Duration::ZERO,
                     refusal: served.err(),
+                    transfer: None,
                 })
             }
         }
@@ -208,6 +245,7 @@ fn fetch(
     connection: &mut Connection,
     wanted: Wanted<'_>,
     interrupts: &Interrupts,
+    without_lazy_pages: bool,
 ) -> Result<Exported, Failure> {
     let Wanted { name, images, turn } = wanted;
     let directory = File::open(images).map_err(|error| Failure::io("open", images, &error))?;
@@ -216,6 +254,7 @@ fn fetch(
     let export = request::Export {
         checkpoint: name.to_owned(),
         small_images_only: false,
+        without_lazy_pages,
         priority: turn.priority,
         deadline_ms: turn.deadline_ms(),
         reservation: turn.reservation.token()?,

@@ -14,6 +14,8 @@ mod dump;
 mod gc;
 mod inspect;
 mod keys;
+mod lazy;
+mod lend;
 mod manage;
 mod node;
 mod nodes;
@@ -57,6 +59,7 @@ fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
         Command::Dump(arguments) => dump::dump(context, &arguments),
         Command::Restore(arguments) => restore::restore(context, &arguments),
         Command::Get(arguments) => transfer::get(context, &arguments),
+        Command::Lend(arguments) => lend::lend(context, &arguments),
         Command::Put(arguments) => transfer::put(context, &arguments),
         Command::Ls(arguments) => inspect::ls(context, &arguments),
         Command::Show(arguments) => inspect::show(context, &arguments),

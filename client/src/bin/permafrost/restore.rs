@@ -1,6 +1,8 @@
 //! `permafrost restore`: CRIU reads the images from the daemon while it runs (`--stream`), or from a whole images
 //! directory that is built in memory first (`--no-stream`, `--keep-images`, `--work-dir`).
 //!
+//! With `--lazy` the process runs at once, and gets most of its pages while it runs.
+//!
 //! With streaming, CRIU may take incomplete images for whole ones and succeed although the daemon found damage
 //! or went away. So the daemon's result counts too, and such a restore has failed.
 
@@ -27,6 +29,7 @@ use serde::Serialize;
 
 use crate::arguments::{TurnArguments, checkpoint_name};
 use crate::delivery::{self, Delivered, Delivery, Tasks, Wanted};
+use crate::lazy::{LazyOptions, LazyReport};
 use crate::trust::{self, Rule};
 use crate::words::name_of;
 
@@ -37,6 +40,7 @@ must repeat (--shell-job, --tcp-established, …) are repeated; yours win over t
 Examples:
     permafrost restore train                 the newest checkpoint, detached; prints the pid
     permafrost restore train@3 --foreground  an older one, and wait until it ends
+    permafrost restore train --lazy          it runs at once, its memory follows
 ";
 
 #[derive(Debug, Args)]
@@ -62,6 +66,12 @@ pub(crate) struct RestoreArguments {
     /// Build the images directory in this one instead of in memory. Implies --no-stream.
     #[arg(long, value_name = "DIR")]
     pub(crate) work_dir: Option<PathBuf>,
+    /// Let the process run at once, and bring its pages while it runs: first those that it accesses.
+    #[arg(long, conflicts_with = "no_stream")]
+    pub(crate) lazy: bool,
+    /// Bring only pages that the process accesses, until it ends. Implies --lazy.
+    #[arg(long, conflicts_with = "no_stream")]
+    pub(crate) touched_only: bool,
     /// Restore only what was dumped by these: node, agent:NAME, uid:UID, namespace:NAME or any [default: node on a
     /// storage node, any through an agent]. A restore runs whatever the dump contains.
     #[arg(
@@ -99,6 +109,9 @@ pub(crate) struct Report {
     criu_us: u64,
     /// Duration of this command, from start to end.
     pub(crate) total_us: u64,
+    /// Pages that were brought while the process ran, with `--lazy`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lazy: Option<LazyReport>,
     /// Statistics that CRIU measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     stats: Option<RestoreStats>,
@@ -161,10 +174,13 @@ pub(crate) fn bring_back(
         .map_err(|failure| failure.during(format!("restore {name}")))?;
 
     let purpose = format!("restore-{}", checkpoint.job);
-    let streamed = !(arguments.no_stream || arguments.keep_images || arguments.work_dir.is_some());
+    let lazy = arguments.lazy || arguments.touched_only;
+    let in_directory = arguments.no_stream || arguments.keep_images || arguments.work_dir.is_some();
+    let streamed = !(in_directory || lazy);
     let scratch = match &arguments.work_dir {
-        // CRIU's log is all that a streamed restore writes.
-        None => Scratch::in_memory(&purpose, if streamed { 0 } else { checkpoint.memory_bytes })?,
+        // CRIU's log is all that a streamed restore writes, and a lazy one writes little more.
+        None if streamed || lazy => Scratch::in_memory(&purpose, 0)?,
+        None => Scratch::in_memory(&purpose, checkpoint.memory_bytes)?,
         Some(directory) => {
             let directory = fs::canonicalize(directory)
                 .map_err(|error| Failure::io("use", directory, &error))?;
@@ -178,7 +194,10 @@ pub(crate) fn bring_back(
     };
     let (images, work) = (make("images")?, make("work")?);
 
-    let delivery = if streamed {
+    let delivery = if lazy {
+        let touched_only = arguments.touched_only;
+        Delivery::lazy(&work, LazyOptions { touched_only })?
+    } else if streamed {
         Delivery::stream(&images)?
     } else {
         Delivery::Directory
@@ -206,6 +225,7 @@ pub(crate) fn bring_back(
         turn,
         fetch,
         refusal,
+        transfer,
     } = delivery.run(
         context,
         interrupts,
@@ -258,6 +278,22 @@ pub(crate) fn bring_back(
         drop(scratch);
         None
     };
+    let running = started.elapsed();
+    let lazy = match transfer {
+        Some(transfer) if arguments.foreground => {
+            transfer.finish_beside(&name, pid);
+            None
+        }
+        Some(transfer) => {
+            let served = transfer.finish(context, interrupts, &name, pid)?;
+            Some(LazyReport {
+                running_us: human::whole_micros(running),
+                faults: served.requests,
+                bytes: served.bytes,
+            })
+        }
+        None => None,
+    };
     let elapsed = started.elapsed();
     if streamed {
         context.tell_took(&request::Took {
@@ -273,6 +309,7 @@ pub(crate) fn bring_back(
         fetch_us: human::whole_micros(fetch),
         wait_us: human::whole_micros(waited),
         criu_us: human::whole_micros(finished.elapsed),
+        lazy,
         total_us: human::whole_micros(elapsed),
         stats,
         exit_status: None,
@@ -429,6 +466,17 @@ fn human_report(report: &Report) -> String {
                     },
                     human::micros(report.criu_us),
                 ),
+            ),
+            (
+                "lazily",
+                report.lazy.as_ref().map_or_else(String::new, |lazy| {
+                    format!(
+                        "ran after {}; {} brought since, {}",
+                        human::micros(lazy.running_us),
+                        human::bytes(lazy.bytes),
+                        human::count(lazy.faults, "page was waited for", "pages were waited for"),
+                    )
+                }),
             ),
             (
                 "images",

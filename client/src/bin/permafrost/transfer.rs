@@ -87,7 +87,7 @@ pub(crate) fn get(context: &Context, arguments: &GetArguments) -> Result<(), Fai
 }
 
 /// Makes the directory, private, or checks that it is empty. Returns true if it was made.
-fn prepare_directory(path: &Path, force: bool) -> Result<bool, Failure> {
+pub(crate) fn prepare_directory(path: &Path, force: bool) -> Result<bool, Failure> {
     match fs::read_dir(path) {
         Ok(mut entries) => {
             if entries.next().is_some() && !force {

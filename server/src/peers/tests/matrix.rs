@@ -91,6 +91,8 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
         Import => [local::Import { job: text(), ..Default::default() }],
         Status => [local::Status {}],
         Stream => [local::Stream { checkpoint: text(), ..Default::default() }],
+        Lend => [local::Lend { checkpoint: text() }],
+        Thaw => [local::Thaw { checkpoint: text(), ..Default::default() }],
         Nodes => [local::Nodes { name: text() }],
         SetNode => [local::SetNode { name: text(), state: "drained".to_owned(), force: true }],
         Rebuild => [local::Rebuild { dry_run: false, ..Default::default() }],
@@ -189,9 +191,13 @@ fn needs(body: &local::Body) -> Needs {
     use local::Body;
     match body {
         Body::Open(_) | Body::Adopt(_) | Body::Pin(_) | Body::Import(_) => Needs::Dump,
-        Body::List(_) | Body::Show(_) | Body::Verify(_) | Body::Export(_) | Body::Stream(_) => {
-            Needs::Read
-        }
+        Body::List(_)
+        | Body::Show(_)
+        | Body::Verify(_)
+        | Body::Export(_)
+        | Body::Stream(_)
+        | Body::Lend(_)
+        | Body::Thaw(_) => Needs::Read,
         Body::Remove(_) => Needs::Delete,
         Body::SetRetention(_) => Needs::Govern,
         Body::ShowRetention(_) => Needs::Read,

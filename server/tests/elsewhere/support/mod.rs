@@ -35,6 +35,7 @@ use permafrost_clustered::ClusterServices;
 use permafrost_clustered::ClusteredStore;
 use permafrost_clustered::Durability;
 use permafrost_clustered::Registry;
+use permafrost_criu::directory::ExportedPart;
 use permafrost_criu::frontend::PageSink;
 use permafrost_criu::source::PageRun;
 use permafrost_identity::{Authority, CertificateOrder, Namespaces, ReloadingIdentity, Role};
@@ -366,9 +367,10 @@ impl Site {
     ) -> Result<tempfile::TempDir, StoreError> {
         let out = tempfile::tempdir_in(self.work.path()).unwrap();
         let directory = OwnedFd::from(File::open(out.path()).unwrap());
-        let got = self.nodes[n]
-            .store
-            .export(reference, false, directory, &mut |_, _| {});
+        let got =
+            self.nodes[n]
+                .store
+                .export(reference, ExportedPart::All, directory, &mut |_, _| {});
         if got.is_err() {
             assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0);
         }

@@ -1,0 +1,280 @@
+//! Lazy restores: pages of a checkpoint for processes that already run, which CRIU hands over (Thaw), or for
+//! `criu lazy-pages` (Lend).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use permafrost_criu::frontend::{self, LentCheckpoint, StreamError};
+use permafrost_criu::lazy::{self, LazyBrought, LazyEvent};
+use permafrost_criu::source::LazySource;
+use permafrost_protocol::control::{self, Reply, ReportedError as _, reply, request};
+use permafrost_protocol::manifest::JobName;
+use permafrost_transport::framing;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::AddressFamily;
+use tokio::sync::Semaphore;
+
+use super::backend::{Lent, Waits};
+use super::control::Caller;
+use super::endpoints::{self, Connection, Standing};
+use super::error::{DeniedError, RequestError};
+use super::{Backend, Client, Shared};
+
+/// Time limit for CRIU to connect after the restore was admitted.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Interval at which a source on other nodes is held, seconds.
+const HOLD_PERIOD_S: i64 = 10;
+
+/// Most connections to one lent checkpoint at once: each has a thread.
+const CONNECTIONS: usize = 256;
+
+/// Brings the pages of a checkpoint to the processes of the CRIU that connects to `listener`.
+pub(super) fn thaw<B: Backend>(
+    backend: &B,
+    stream: &UnixStream,
+    thaw: &request::Thaw,
+    listener: OwnedFd,
+) -> Result<control::LazyServed, control::Error> {
+    let listener = UnixListener::from(listener);
+    let wanted = Lent {
+        checkpoint: &thaw.checkpoint,
+        queued: (!thaw.touched_only).then_some(thaw),
+    };
+    backend.lend(&wanted, &mut Caller(stream), &mut |source| {
+        let accepted = frontend::accept::<RequestError>(&listener, stream, PATIENCE);
+        let criu = accepted.map_err(|error| match error {
+            StreamError::Io(source) => endpoints::failed("accept CRIU")(source),
+            _ => RequestError::NobodyCame,
+        })?;
+        let brought = lazy::bring(&criu, source, thaw.touched_only, &mut |event| {
+            tell(stream, &event);
+        });
+        match brought {
+            Ok(LazyBrought { faults, bytes }) => Ok(served(source, faults, bytes)),
+            Err(failure) => {
+                let error = failure.error.to_reply();
+                tracing::error!(
+                    checkpoint = thaw.checkpoint,
+                    error = error.message,
+                    "processes lack pages"
+                );
+                // The caller has duplicates, and ends the processes. If there is no caller, they must not go on with
+                // zeros in place of their memory.
+                if !failure.held.is_empty() && Caller(stream).is_gone() {
+                    std::thread::spawn(move || failure.hold_until_gone());
+                }
+                Err(error)
+            }
+        }
+    })
+}
+
+/// Tells the caller what happens. One that has gone is told nothing, and the transfer goes on.
+fn tell(stream: &UnixStream, event: &LazyEvent<'_>) {
+    let mut progress = control::Progress::default();
+    let descriptor = match event {
+        LazyEvent::Progress {
+            done_bytes,
+            total_bytes,
+        } => {
+            progress.done_bytes = *done_bytes;
+            progress.total_bytes = *total_bytes;
+            None
+        }
+        LazyEvent::Process(userfault) => Some(userfault.as_fd()),
+    };
+    let body = Some(reply::Body::Progress(progress));
+    if let Err(error) = framing::send(stream, &Reply { body }, descriptor.as_slice()) {
+        tracing::debug!(%error, "progress not sent");
+    }
+}
+
+fn served(source: &dyn LazySource, requests: u64, bytes: u64) -> control::LazyServed {
+    control::LazyServed {
+        checkpoint: Some(source.record().clone()),
+        requests,
+        bytes,
+    }
+}
+
+/// Serves the pages of a checkpoint to each `criu lazy-pages` that connects to `listener`, until the caller hangs up
+/// and the connections have ended.
+pub(super) fn lend<B: Backend>(
+    shared: &Shared<B>,
+    stream: &UnixStream,
+    lend: &request::Lend,
+    listener: OwnedFd,
+) -> Result<control::LazyServed, control::Error> {
+    let listener = Listener::new(listener).map_err(endpoints::failed("listen for CRIU"))?;
+    let wanted = Lent {
+        checkpoint: &lend.checkpoint,
+        queued: None,
+    };
+    shared
+        .backend
+        .lend(&wanted, &mut Caller(stream), &mut |source| {
+            let lent = LentCheckpoint::new(source)?;
+            source.hold();
+            let places = Arc::new(Semaphore::new(CONNECTIONS));
+            std::thread::scope(|scope| {
+                while let Some(connection) = listener.accept_until_gone(stream, &|| source.hold()) {
+                    let connection = match connection {
+                        Ok(connection) => connection,
+                        Err(error) => {
+                            tracing::warn!(%error, "connection not accepted");
+                            continue;
+                        }
+                    };
+                    let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+                        shared.places.refused("too many connections at once");
+                        continue;
+                    };
+                    let (lent, name) = (&lent, &lend.checkpoint);
+                    scope.spawn(move || {
+                        let _place = place;
+                        serve(shared, source, lent, name, connection);
+                    });
+                }
+            });
+            let (requests, bytes) = lent.served();
+            Ok(served(source, requests, bytes))
+        })
+}
+
+/// Serves one connection, if its remote end may read the checkpoint.
+fn serve<B: Backend>(
+    shared: &Shared<B>,
+    source: &dyn LazySource,
+    lent: &LentCheckpoint<'_>,
+    name: &str,
+    connection: Connection,
+) {
+    let mut client = connection.client(None);
+    let job = &source.record().job;
+    let outcome = admit(shared, job, connection, &mut client)
+        .and_then(|connection| converse(connection, lent));
+    if let Err(error) = &outcome {
+        shared.places.refused(&error.message);
+    }
+    if let Some(client) = client {
+        shared
+            .backend
+            .lent(&client, name, outcome.as_ref().copied());
+    }
+}
+
+fn converse(connection: Connection, lent: &LentCheckpoint<'_>) -> Result<(), control::Error> {
+    let outcome = match connection {
+        Connection::Unix(mut stream) => frontend::lend(&mut stream, lent),
+        Connection::Tcp(mut stream) => frontend::lend(&mut stream, lent),
+        Connection::Tls(mut stream) => {
+            let outcome = frontend::lend(&mut *stream, lent);
+            if let Err(error) = stream.close() {
+                tracing::debug!(%error, "end of TLS not told");
+            }
+            outcome
+        }
+    };
+    outcome.map_err(|error| {
+        let reason = error.to_string();
+        RequestError::Conversation { reason }.into()
+    })
+}
+
+/// Decides whether a connection may read a job's pages, by its user or its certificate, which `client` gets to know.
+fn admit<B: Backend>(
+    shared: &Shared<B>,
+    job: &str,
+    connection: Connection,
+    client: &mut Option<Client>,
+) -> Result<Connection, control::Error> {
+    let options = &shared.options;
+    let idle = options.idle_connection;
+    let (standing, uid) = endpoints::admit(shared, &connection)
+        .map_err(|reason| RequestError::Conversation { reason })?;
+    *client = connection.client(uid);
+    // Whoever reaches the port of a dump can store pages; nobody may read memory for that reason alone.
+    if standing == Standing::Stranger && options.tls.is_none() {
+        return Err(DeniedError::Plaintext.into());
+    }
+    let came = connection.first_byte(idle, idle);
+    if !came.map_err(endpoints::failed("wait for CRIU"))? {
+        return Err(RequestError::NobodyCame.into());
+    }
+    let admitted = standing == Standing::Admitted;
+    let connection = connection.secure(options.tls.as_ref(), admitted, idle)?;
+    *client = connection.client(uid);
+    let job: JobName = job.parse().map_err(DeniedError::from)?;
+    connection.authorize_read(&job)?;
+    Ok(connection)
+}
+
+/// Socket on which `criu lazy-pages` is awaited.
+enum Listener {
+    Unix(UnixListener),
+    Tcp(std::net::TcpListener),
+}
+
+impl Listener {
+    fn new(fd: OwnedFd) -> std::io::Result<Self> {
+        let address = rustix::net::getsockname(&fd)?;
+        let listener = match address.address_family() {
+            AddressFamily::UNIX => Self::Unix(fd.into()),
+            AddressFamily::INET | AddressFamily::INET6 => Self::Tcp(fd.into()),
+            _ => return Err(std::io::ErrorKind::Unsupported.into()),
+        };
+        match &listener {
+            Self::Unix(listener) => listener.set_nonblocking(true)?,
+            Self::Tcp(listener) => listener.set_nonblocking(true)?,
+        }
+        Ok(listener)
+    }
+
+    /// Accepts the next connection; `None` once `caller` has hung up. Calls `hold` now and then.
+    fn accept_until_gone(
+        &self,
+        caller: &UnixStream,
+        hold: &dyn Fn(),
+    ) -> Option<std::io::Result<Connection>> {
+        let fd = match self {
+            Self::Unix(listener) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        };
+        loop {
+            let mut fds = [
+                PollFd::from_borrowed_fd(fd, PollFlags::IN),
+                PollFd::new(caller, PollFlags::RDHUP | PollFlags::HUP),
+            ];
+            let limit = Timespec {
+                tv_sec: HOLD_PERIOD_S,
+                tv_nsec: 0,
+            };
+            match poll(&mut fds, Some(&limit)) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Ok(0) => {
+                    hold();
+                    continue;
+                }
+                Err(errno) => {
+                    tracing::error!(%errno, "listener not watched");
+                    return None;
+                }
+                Ok(_) => {}
+            }
+            if !fds[1].revents().is_empty() {
+                return None;
+            }
+            let accepted = match self {
+                Self::Unix(listener) => listener.accept().map(|(s, _)| Connection::Unix(s)),
+                Self::Tcp(listener) => listener.accept().map(|(s, _)| Connection::Tcp(s)),
+            };
+            match accepted {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                accepted => return Some(accepted),
+            }
+        }
+    }
+}

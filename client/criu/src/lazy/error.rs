@@ -1,0 +1,78 @@
+//! Errors of a lazy restore.
+
+use std::io;
+
+use permafrost_protocol::control::{self, ErrorCode, ReportedError};
+use permafrost_protocol::images::ImageError;
+
+/// Reason why processes do not get their missing pages.
+#[derive(Debug, thiserror::Error)]
+pub enum LazyError {
+    /// CRIU closed the connection before it had restored everything.
+    #[error("CRIU gave the restore up")]
+    GivenUp,
+    /// CRIU sent something else than processes and their userfaultfds.
+    #[error("CRIU sent {what} on the lazy-pages socket")]
+    Protocol {
+        /// Description of what came.
+        what: String,
+    },
+    /// CRIU restores a process that the checkpoint does not have.
+    #[error("CRIU restores process {pid}, which the checkpoint does not have")]
+    UnknownProcess {
+        /// Pid of the process in its namespace.
+        pid: i32,
+    },
+    /// The checkpoint lacks a page that its pagemap lists.
+    #[error("process {pid}: the checkpoint lacks the page at {address:#x}")]
+    NoPage {
+        /// Pid of the process in its namespace.
+        pid: u32,
+        /// Address of the page when it was dumped.
+        address: u64,
+    },
+    /// An image that says where the pages are is damaged.
+    #[error("{0}")]
+    Image(#[from] ImageError),
+    /// Pages cannot be read.
+    #[error("{}", .0.message)]
+    Source(control::Error),
+    /// The kernel refuses.
+    #[error("{action}: {source}")]
+    Io {
+        /// Failed action, as verb and noun.
+        action: &'static str,
+        /// Error of the system.
+        source: io::Error,
+    },
+}
+
+impl LazyError {
+    pub(super) fn io(action: &'static str) -> impl Fn(io::Error) -> Self {
+        move |source| Self::Io { action, source }
+    }
+}
+
+impl ReportedError for LazyError {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::GivenUp => ErrorCode::Conflict,
+            Self::Protocol { .. } | Self::UnknownProcess { .. } => ErrorCode::Invalid,
+            Self::Image(_) | Self::NoPage { .. } => ErrorCode::Corrupt,
+            Self::Source(error) => error.code(),
+            Self::Io { .. } => ErrorCode::Internal,
+        }
+    }
+
+    fn hint(&self) -> &str {
+        match self {
+            Self::Protocol { .. } => "use a CRIU release from 3.5 on",
+            Self::UnknownProcess { .. } => "restore from the images directory of this checkpoint",
+            Self::Source(error) => &error.hint,
+            Self::Image(_) | Self::NoPage { .. } => {
+                "restore an older generation, see permafrost verify"
+            }
+            _ => "",
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! Page faults of another process, through the `userfaultfd` that it has handed over.
+//!
+//! The kernel reports accesses to missing pages, and changes of the mappings; `UFFDIO_COPY` puts pages into the other
+//! process. Numbers and structures are from `linux/userfaultfd.h`. The userfaultfd crates generate them with bindgen,
+//! which needs libclang to build; five calls do not justify that.
+
+#![allow(
+    unsafe_code,
+    reason = "an ioctl's argument and a received descriptor are beyond what the compiler can check"
+)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Setter, Updater, ioctl, opcode};
+
+/// Group of the ioctls, `UFFDIO`.
+const GROUP: u8 = 0xAA;
+
+const UNREGISTER: Opcode = opcode::read::<Range>(GROUP, 0x01);
+const WAKE: Opcode = opcode::read::<Range>(GROUP, 0x02);
+const COPY: Opcode = opcode::read_write::<Copy>(GROUP, 0x03);
+const ZEROPAGE: Opcode = opcode::read_write::<ZeroPage>(GROUP, 0x04);
+
+/// Size of `struct uffd_msg`, bytes.
+const MESSAGE_BYTES: usize = 32;
+
+/// Numbers of the events.
+const PAGEFAULT: u8 = 0x12;
+const FORK: u8 = 0x13;
+const REMAP: u8 = 0x14;
+const REMOVE: u8 = 0x15;
+const UNMAP: u8 = 0x16;
+
+/// Target of the link in `/proc/self/fd` of a userfaultfd.
+const LINK: &[u8] = b"anon_inode:[userfaultfd]";
+
+/// `struct uffdio_range`.
+#[repr(C)]
+struct Range {
+    start: u64,
+    len: u64,
+}
+
+/// `struct uffdio_copy`.
+#[repr(C)]
+struct Copy {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    copy: i64,
+}
+
+/// `struct uffdio_zeropage`.
+#[repr(C)]
+struct ZeroPage {
+    range: Range,
+    mode: u64,
+    zeropage: i64,
+}
+
+const _: () = assert!(size_of::<Range>() == 16 && size_of::<Copy>() == 40);
+const _: () = assert!(size_of::<ZeroPage>() == 32);
+
+/// An event of the other process. Except for a fault, its thread goes on once the event has been read.
+#[derive(Debug)]
+pub enum Event {
+    /// A thread accesses a missing page, and waits for it.
+    Fault {
+        /// The address, anywhere in the page.
+        address: u64,
+    },
+    /// The process has forked. The child has the same pages missing.
+    Fork(Userfault),
+    /// A mapping was moved.
+    Remap {
+        /// Previous first address.
+        from: u64,
+        /// New first address.
+        to: u64,
+        /// Length, bytes.
+        len: u64,
+    },
+    /// Pages were given up (`MADV_DONTNEED`); their mapping stays.
+    Remove {
+        /// First address.
+        start: u64,
+        /// The address behind the last.
+        end: u64,
+    },
+    /// A mapping was removed.
+    Unmap {
+        /// First address.
+        start: u64,
+        /// The address behind the last.
+        end: u64,
+    },
+}
+
+/// Reason why pages were not put into the other process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The mappings are changing: the event must be read first.
+    Changing,
+    /// There is a page already.
+    Exists,
+    /// No mapping of this userfaultfd contains all of the range.
+    Unmapped,
+    /// The process has ended.
+    Gone,
+    /// Another error of the kernel.
+    Failed(Errno),
+}
+
+impl Refusal {
+    fn of(errno: Errno) -> Self {
+        match errno {
+            Errno::AGAIN => Self::Changing,
+            Errno::EXIST => Self::Exists,
+            Errno::NOENT => Self::Unmapped,
+            Errno::SRCH => Self::Gone,
+            other => Self::Failed(other),
+        }
+    }
+}
+
+/// The userfaultfd of another process. While any descriptor of it is open, accesses to missing pages wait; when the
+/// last one is closed, they read zeros.
+#[derive(Debug)]
+pub struct Userfault(OwnedFd);
+
+impl AsFd for Userfault {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Userfault {
+    /// Takes a descriptor that another process has sent. It does not block from now on.
+    ///
+    /// # Errors
+    /// It is no userfaultfd.
+    pub fn new(fd: OwnedFd) -> io::Result<Self> {
+        let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let target = rustix::fs::readlink(link, Vec::new())?;
+        if target.as_bytes() != LINK {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the descriptor is no userfaultfd",
+            ));
+        }
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        Ok(Self(fd))
+    }
+
+    /// Duplicates the descriptor.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
+    }
+
+    /// Reads the next event, if there is one.
+    ///
+    /// # Errors
+    /// An error of the kernel.
+    pub fn next_event(&self) -> io::Result<Option<Event>> {
+        let mut message = [0; MESSAGE_BYTES];
+        loop {
+            match rustix::io::read(&self.0, &mut message) {
+                Ok(MESSAGE_BYTES) => {}
+                Err(Errno::AGAIN) | Ok(0) => return Ok(None),
+                Err(Errno::INTR) => continue,
+                Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(errno) => return Err(errno.into()),
+            }
+            return Ok(Some(decode(&message)?));
+        }
+    }
+
+    /// Copies whole pages to `address`. Returns the number of bytes copied, which may be less than all. Threads that
+    /// wait for those pages go on.
+    ///
+    /// # Errors
+    /// See [`Refusal`]; nothing was copied.
+    pub fn copy(&self, address: u64, pages: &[u8]) -> Result<u64, Refusal> {
+        let mut copy = Copy {
+            dst: address,
+            src: pages.as_ptr().addr() as u64,
+            len: pages.len() as u64,
+            mode: 0,
+            copy: 0,
+        };
+        // SAFETY: the structure is that of the ioctl. The kernel reads `len` bytes from `src`, which is borrowed for
+        // longer. It writes to the memory of the process that has made the userfaultfd: another one, as this one makes
+        // none (`new` takes them from sockets, `Fork` is of a child).
+        let done = unsafe { ioctl(&self.0, Updater::<COPY, Copy>::new(&mut copy)) };
+        finished(done, copy.copy, copy.len)
+    }
+
+    /// Maps zeros to `len` bytes of whole pages at `address`, as [`copy`](Self::copy) does with pages.
+    ///
+    /// # Errors
+    /// See [`Refusal`]; nothing was mapped.
+    pub fn zero(&self, address: u64, len: u64) -> Result<u64, Refusal> {
+        let mut zero = ZeroPage {
+            range: Range {
+                start: address,
+                len,
+            },
+            mode: 0,
+            zeropage: 0,
+        };
+        // SAFETY: as in `copy`; nothing is read from this process.
+        let done = unsafe { ioctl(&self.0, Updater::<ZEROPAGE, ZeroPage>::new(&mut zero)) };
+        finished(done, zero.zeropage, len)
+    }
+
+    /// Makes accesses in a range no events any more. A process that has ended is no error.
+    ///
+    /// # Errors
+    /// An error of the kernel.
+    pub fn unregister(&self, start: u64, end: u64) -> io::Result<()> {
+        let range = Range {
+            start,
+            len: end.saturating_sub(start),
+        };
+        // SAFETY: the structure is that of the ioctl, which only reads it.
+        match unsafe { ioctl(&self.0, Setter::<UNREGISTER, Range>::new(range)) } {
+            // The kernel says ENOMEM when the process has gone, and EINVAL when the mapping has.
+            Ok(()) | Err(Errno::NOMEM | Errno::INVAL) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Makes threads that wait for pages in a range try again.
+    ///
+    /// # Errors
+    /// An error of the kernel.
+    pub fn wake(&self, start: u64, end: u64) -> io::Result<()> {
+        let range = Range {
+            start,
+            len: end.saturating_sub(start),
+        };
+        // SAFETY: the structure is that of the ioctl, which only reads it.
+        Ok(unsafe { ioctl(&self.0, Setter::<WAKE, Range>::new(range)) }?)
+    }
+
+    /// Returns true if the process has ended. `known` is an address whose page is there or was given up.
+    #[must_use]
+    pub fn is_gone(&self, known: u64) -> bool {
+        // A page that is there is refused as such; only the end of the process comes before that.
+        self.zero(known, 4096) == Err(Refusal::Gone)
+    }
+}
+
+/// Returns the number of bytes done, which the kernel reports in the structure, or the reason why there are none.
+fn finished(done: rustix::io::Result<()>, reported: i64, len: u64) -> Result<u64, Refusal> {
+    match done {
+        Ok(()) => Ok(len),
+        Err(errno) => match u64::try_from(reported) {
+            Ok(bytes) if bytes > 0 => Ok(bytes),
+            _ => Err(Refusal::of(errno)),
+        },
+    }
+}
+
+/// Decodes `struct uffd_msg`, in the byte order of the host.
+fn decode(message: &[u8; MESSAGE_BYTES]) -> io::Result<Event> {
+    let word = |at: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&message[at..at + 8]);
+        u64::from_ne_bytes(bytes)
+    };
+    Ok(match message[0] {
+        PAGEFAULT => Event::Fault { address: word(16) },
+        FORK => {
+            let fd = RawFd::from_ne_bytes([message[8], message[9], message[10], message[11]]);
+            if fd < 0 {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            // SAFETY: the kernel has just installed the descriptor for the reader of this message, which is read once.
+            Event::Fork(Userfault(unsafe { OwnedFd::from_raw_fd(fd) }))
+        }
+        REMAP => Event::Remap {
+            from: word(8),
+            to: word(16),
+            len: word(24),
+        },
+        REMOVE => Event::Remove {
+            start: word(8),
+            end: word(16),
+        },
+        UNMAP => Event::Unmap {
+            start: word(8),
+            end: word(16),
+        },
+        other => {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("unknown userfaultfd event {other:#x}"),
+            ));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_of_another_kind_is_refused() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(Userfault::new(file.into()).is_err());
+    }
+
+    #[test]
+    fn messages_are_decoded_and_unknown_ones_are_errors() {
+        let mut message = [0; MESSAGE_BYTES];
+        let mut put = |at: usize, value: u64| {
+            message[at..at + 8].copy_from_slice(&value.to_ne_bytes());
+            message
+        };
+        put(8, 0x1000);
+        put(16, 0x5123);
+        let mut message = put(24, 0x2000);
+        let mut event = |number: u8| {
+            message[0] = number;
+            decode(&message)
+        };
+        assert!(matches!(
+            event(PAGEFAULT),
+            Ok(Event::Fault { address: 0x5123 })
+        ));
+        assert!(matches!(
+            event(REMAP),
+            Ok(Event::Remap {
+                from: 0x1000,
+                to: 0x5123,
+                len: 0x2000
+            })
+        ));
+        assert!(matches!(
+            event(REMOVE),
+            Ok(Event::Remove {
+                start: 0x1000,
+                end: 0x5123
+            })
+        ));
+        assert!(matches!(
+            event(UNMAP),
+            Ok(Event::Unmap { start: 0x1000, .. })
+        ));
+        assert!(event(0).is_err() && event(0xff).is_err());
+    }
+}

@@ -1,0 +1,224 @@
+//! Lazy restores: processes run before they have their memory, and nothing that happens meanwhile shows in it.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::Duration;
+
+use permafrost_tests::binaries;
+use permafrost_tests::criu::{self, Criu};
+use permafrost_tests::daemon::{Daemon, Options, tail};
+use permafrost_tests::process;
+use permafrost_tests::status::Status;
+use permafrost_tests::workload::{self, Workload};
+use rustix::process::Signal;
+
+/// Exit codes of `permafrost`.
+const UNREACHABLE: i32 = 10;
+const INTERRUPTED: i32 = 130;
+
+/// Restores of one checkpoint at once.
+const CLONES: usize = 3;
+
+struct Site {
+    work: tempfile::TempDir,
+    criu: Criu,
+    daemon: Daemon,
+    task: Workload,
+}
+
+impl Site {
+    /// Starts a daemon and a task, and dumps the task as job `a`.
+    fn with_dump(test: &str, task: &workload::Options) -> Option<Self> {
+        let criu = criu::for_test(test)?;
+        let work = tempfile::tempdir().unwrap();
+        let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
+        let dir = work.path().join("task");
+        std::fs::create_dir(&dir).unwrap();
+        let mut task = Workload::start(&dir, task).unwrap();
+        let pid = task.pid().to_string();
+        daemon.run(&["dump", "--job", "a", "--pid", &pid]).unwrap();
+        task.wait_until_gone().unwrap();
+        Some(Self {
+            work,
+            criu,
+            daemon,
+            task,
+        })
+    }
+
+    /// Begins a restore that brings only what is accessed. Returns once the task runs.
+    fn touched_only(&self) -> (Child, BufReader<ChildStderr>) {
+        let mut command = self.daemon.command().unwrap();
+        command.args(["restore", "a", "--touched-only"]);
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut told = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        told.read_line(&mut line).unwrap();
+        assert!(line.contains("runs as process"), "{line}");
+        (child, told)
+    }
+
+    /// Returns the directory into which the task reports.
+    fn task_dir(&self) -> PathBuf {
+        self.work.path().join("task")
+    }
+
+    fn assert_sound(&self) {
+        let status = self.task.verify().unwrap();
+        assert!(status.is_sound(), "{status:?}");
+    }
+
+    fn kill(&mut self) {
+        self.task.kill();
+        self.task.wait_until_gone().unwrap();
+    }
+}
+
+#[test]
+fn a_process_runs_and_writes_while_its_memory_comes() {
+    const TEST: &str = "a_process_runs_and_writes_while_its_memory_comes";
+    let Some(mut site) = Site::with_dump(TEST, &workload::Options::tree(64)) else {
+        return;
+    };
+    let restored = site.daemon.json(&["restore", "a", "--lazy"]).unwrap();
+    let brought = restored["lazy"]["bytes"].as_u64().unwrap();
+    assert!(brought >= 64 << 20, "{restored}");
+    site.task.modify().unwrap();
+    site.assert_sound();
+    site.kill();
+
+    let (child, _told) = site.touched_only();
+    site.task.modify().unwrap();
+    site.assert_sound();
+    site.kill();
+    let ended = child.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+
+    // The command goes; the daemon still answers.
+    let (mut child, _told) = site.touched_only();
+    process::signal(child.id(), Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(INTERRUPTED));
+    site.task.modify().unwrap();
+    site.assert_sound();
+    site.kill();
+
+    // A process must not see zeros because the daemon has gone.
+    let (mut child, _told) = site.touched_only();
+    site.daemon.kill().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(UNREACHABLE));
+    site.task.wait_until_gone().unwrap();
+}
+
+/// Restores the task in a pid namespace of its own, verifies it there while pages are brought, and prints its report.
+const CLONE: &str = r#"
+set -e
+mount -t tmpfs none "$1"
+"$2" restore a --touched-only >/dev/null 2>"$1/told" &
+while ! grep -q "runs as process" "$1/told"; do
+    kill -0 $! || { cat "$1/told" >&2; exit 1; }
+    sleep 0.02
+done
+echo running
+read go
+kill -USR2 "$3"
+while ! [ -e "$1/workload.status" ]; do
+    kill -0 "$3"
+    sleep 0.02
+done
+cat "$1/workload.status"
+"#;
+
+#[test]
+fn clones_get_the_pages_of_a_job_that_was_removed() {
+    const TEST: &str = "clones_get_the_pages_of_a_job_that_was_removed";
+    let Some(site) = Site::with_dump(TEST, &workload::Options::default()) else {
+        return;
+    };
+    let permafrost = binaries::path("permafrost").unwrap();
+    let mut clones: Vec<_> = (0..CLONES)
+        .map(|_| {
+            let mut command = Command::new("unshare");
+            command.args(["--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]);
+            command.args(["sh", "-c", CLONE, "sh"]).arg(site.task_dir());
+            command.arg(&permafrost).arg(site.task.pid().to_string());
+            command.env("PERMAFROST_SOCKET", site.daemon.control());
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut clone = command.spawn().unwrap();
+            let told = BufReader::new(clone.stdout.take().unwrap());
+            (clone, told)
+        })
+        .collect();
+    for (_, told) in &mut clones {
+        let mut line = String::new();
+        told.read_line(&mut line).unwrap();
+        assert_eq!(line, "running\n");
+    }
+    site.daemon.run(&["rm", "a", "--all"]).unwrap();
+    for (clone, mut told) in clones {
+        clone.stdin.as_ref().unwrap().write_all(b"go\n").unwrap();
+        let mut report = String::new();
+        told.read_to_string(&mut report).unwrap();
+        let status: Status = serde_json::from_str(&report).unwrap();
+        assert!(status.is_sound(), "{status:?}");
+        drop(clone);
+    }
+}
+
+#[test]
+fn crius_own_daemon_gets_the_pages_of_a_lent_checkpoint() {
+    const TEST: &str = "crius_own_daemon_gets_the_pages_of_a_lent_checkpoint";
+    let Some(mut site) = Site::with_dump(TEST, &workload::Options::tree(16)) else {
+        return;
+    };
+    let images = site.work.path().join("images");
+    let mut lending = site.daemon.command().unwrap();
+    lending.args(["--json", "lend", "a"]).arg(&images);
+    let mut lending = lending.stdout(Stdio::piped()).spawn().unwrap();
+    let told = serde_json::Deserializer::from_reader(lending.stdout.take().unwrap());
+    let told: serde_json::Value = told.into_iter().next().unwrap().unwrap();
+    let (address, port) = told["address"].as_str().unwrap().split_once(':').unwrap();
+    // Twice: each restore is served from the beginning.
+    for _ in 0..2 {
+        let mut pages = Command::new(&site.criu.path);
+        pages.args([
+            "lazy-pages",
+            "--page-server",
+            "--address",
+            address,
+            "--port",
+            port,
+        ]);
+        pages.args(["-v4", "-o", "pages.log", "-D"]).arg(&images);
+        let mut pages = pages.spawn().unwrap();
+        let socket = images.join("lazy-pages.socket");
+        process::wait_for("criu lazy-pages", Duration::from_secs(20), || {
+            Ok(socket.exists().then_some(()))
+        })
+        .unwrap();
+        let mut restore = Command::new(&site.criu.path);
+        restore.args([
+            "restore",
+            "-d",
+            "--lazy-pages",
+            "-o",
+            "restore.log",
+            "-v4",
+            "-D",
+        ]);
+        let status = restore.arg(&images).status().unwrap();
+        assert!(status.success(), "{}", tail(&images.join("restore.log")));
+        site.task.modify().unwrap();
+        site.assert_sound();
+        let status = pages.wait().unwrap();
+        assert!(status.success(), "{}", tail(&images.join("pages.log")));
+        site.kill();
+        std::fs::remove_file(socket).unwrap();
+    }
+    process::signal(lending.id(), Signal::INT).unwrap();
+    assert!(lending.wait().unwrap().success());
+}
