@@ -198,7 +198,7 @@ fn a_lazy_restore_goes_on_when_the_node_that_serves_it_dies() {
     running.clear();
     told.read_line(&mut running).unwrap();
     assert!(running.contains("runs as process"), "{running}");
-    agent.run(&["rm", "far", "--all"]).unwrap();
+    cluster.node(1).run(&["rm", "far", "--all"]).unwrap();
     task.assert_sound();
     task.kill();
     assert!(restoring.wait().unwrap().success());

@@ -24,7 +24,7 @@ const BEGIN: &str = "<!-- generated: ";
 const END: &str = "<!-- end -->";
 
 /// Directories and files whose types the documents describe. One name means one type in them.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 14] = [
     "protocol/src/control",
     "protocol/src/manifest.rs",
     "protocol/src/images/stats.rs",
@@ -33,6 +33,8 @@ const SOURCES: [&str; 12] = [
     "client/src/bin/permafrost/api.rs",
     "client/src/bin/permafrost/arguments.rs",
     "client/src/bin/permafrost/cli.rs",
+    "client/src/bin/permafrost/lazy.rs",
+    "client/src/bin/permafrost/lend.rs",
     "client/src/bin/permafrost/pki.rs",
     "client/src/bin/permafrost/token.rs",
     "client/agent/src/host/arguments.rs",
@@ -40,11 +42,12 @@ const SOURCES: [&str; 12] = [
 ];
 
 /// Commands that print an object with `--json`, the file of its type (empty: one of [`SOURCES`]), and the type.
-const OBJECTS: [(&str, &str, &str); 24] = [
+const OBJECTS: [(&str, &str, &str); 25] = [
     ("`ls`", "", "Checkpoints"),
     ("`show`", "", "Detail"),
     ("`put`, `pin`, `unpin`, `adopt`", "", "Checkpoint"),
     ("`get`", "", "Exported"),
+    ("`lend`", "", "Lending"),
     ("`verify`", "", "Verified"),
     ("`scrub`", "", "Scrubbed"),
     ("`gc`", "", "GcReport"),

@@ -36,14 +36,14 @@ const UNMAP: u8 = 0x16;
 /// Target of the link in `/proc/self/fd` of a userfaultfd.
 const LINK: &[u8] = b"anon_inode:[userfaultfd]";
 
-/// `struct uffdio_range`.
+/// Range of addresses: `struct uffdio_range`.
 #[repr(C)]
 struct Range {
     start: u64,
     len: u64,
 }
 
-/// `struct uffdio_copy`.
+/// Argument of a copy: `struct uffdio_copy`.
 #[repr(C)]
 struct Copy {
     dst: u64,
@@ -53,7 +53,7 @@ struct Copy {
     copy: i64,
 }
 
-/// `struct uffdio_zeropage`.
+/// Argument of zeroing: `struct uffdio_zeropage`.
 #[repr(C)]
 struct ZeroPage {
     range: Range,
@@ -66,7 +66,7 @@ const _: () = assert!(size_of::<ZeroPage>() == 32);
 
 /// An event of the other process. Except for a fault, its thread goes on once the event has been read.
 #[derive(Debug)]
-pub enum Event {
+pub enum FaultEvent {
     /// A thread accesses a missing page, and waits for it.
     Fault {
         /// The address, anywhere in the page.
@@ -76,32 +76,32 @@ pub enum Event {
     Fork(Userfault),
     /// A mapping was moved.
     Remap {
-        /// Previous first address.
+        /// Address of its first page before.
         from: u64,
-        /// New first address.
+        /// Address of its first page now.
         to: u64,
-        /// Length, bytes.
+        /// Length of the mapping, bytes.
         len: u64,
     },
     /// Pages were given up (`MADV_DONTNEED`); their mapping stays.
     Remove {
-        /// First address.
+        /// Address of the first page.
         start: u64,
-        /// The address behind the last.
+        /// The address behind the last page.
         end: u64,
     },
     /// A mapping was removed.
     Unmap {
-        /// First address.
+        /// Address of the first page.
         start: u64,
-        /// The address behind the last.
+        /// The address behind the last page.
         end: u64,
     },
 }
 
 /// Reason why pages were not put into the other process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum PlacementError {
     /// The mappings are changing: the event must be read first.
     Changing,
     /// There is a page already.
@@ -114,7 +114,7 @@ pub enum Refusal {
     Failed(Errno),
 }
 
-impl Refusal {
+impl PlacementError {
     fn of(errno: Errno) -> Self {
         match errno {
             Errno::AGAIN => Self::Changing,
@@ -167,7 +167,7 @@ impl Userfault {
     ///
     /// # Errors
     /// An error of the kernel.
-    pub fn next_event(&self) -> io::Result<Option<Event>> {
+    pub fn next_event(&self) -> io::Result<Option<FaultEvent>> {
         let mut message = [0; MESSAGE_BYTES];
         loop {
             match rustix::io::read(&self.0, &mut message) {
@@ -185,8 +185,8 @@ impl Userfault {
     /// wait for those pages go on.
     ///
     /// # Errors
-    /// See [`Refusal`]; nothing was copied.
-    pub fn copy(&self, address: u64, pages: &[u8]) -> Result<u64, Refusal> {
+    /// See [`PlacementError`]; nothing was copied.
+    pub fn copy(&self, address: u64, pages: &[u8]) -> Result<u64, PlacementError> {
         let mut copy = Copy {
             dst: address,
             src: pages.as_ptr().addr() as u64,
@@ -204,8 +204,8 @@ impl Userfault {
     /// Maps zeros to `len` bytes of whole pages at `address`, as [`copy`](Self::copy) does with pages.
     ///
     /// # Errors
-    /// See [`Refusal`]; nothing was mapped.
-    pub fn zero(&self, address: u64, len: u64) -> Result<u64, Refusal> {
+    /// See [`PlacementError`]; nothing was mapped.
+    pub fn zero(&self, address: u64, len: u64) -> Result<u64, PlacementError> {
         let mut zero = ZeroPage {
             range: Range {
                 start: address,
@@ -253,48 +253,48 @@ impl Userfault {
     #[must_use]
     pub fn is_gone(&self, known: u64) -> bool {
         // A page that is there is refused as such; only the end of the process comes before that.
-        self.zero(known, 4096) == Err(Refusal::Gone)
+        self.zero(known, 4096) == Err(PlacementError::Gone)
     }
 }
 
 /// Returns the number of bytes done, which the kernel reports in the structure, or the reason why there are none.
-fn finished(done: rustix::io::Result<()>, reported: i64, len: u64) -> Result<u64, Refusal> {
+fn finished(done: rustix::io::Result<()>, reported: i64, len: u64) -> Result<u64, PlacementError> {
     match done {
         Ok(()) => Ok(len),
         Err(errno) => match u64::try_from(reported) {
             Ok(bytes) if bytes > 0 => Ok(bytes),
-            _ => Err(Refusal::of(errno)),
+            _ => Err(PlacementError::of(errno)),
         },
     }
 }
 
 /// Decodes `struct uffd_msg`, in the byte order of the host.
-fn decode(message: &[u8; MESSAGE_BYTES]) -> io::Result<Event> {
+fn decode(message: &[u8; MESSAGE_BYTES]) -> io::Result<FaultEvent> {
     let word = |at: usize| {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&message[at..at + 8]);
         u64::from_ne_bytes(bytes)
     };
     Ok(match message[0] {
-        PAGEFAULT => Event::Fault { address: word(16) },
+        PAGEFAULT => FaultEvent::Fault { address: word(16) },
         FORK => {
             let fd = RawFd::from_ne_bytes([message[8], message[9], message[10], message[11]]);
             if fd < 0 {
                 return Err(io::ErrorKind::InvalidData.into());
             }
             // SAFETY: the kernel has just installed the descriptor for the reader of this message, which is read once.
-            Event::Fork(Userfault(unsafe { OwnedFd::from_raw_fd(fd) }))
+            FaultEvent::Fork(Userfault(unsafe { OwnedFd::from_raw_fd(fd) }))
         }
-        REMAP => Event::Remap {
+        REMAP => FaultEvent::Remap {
             from: word(8),
             to: word(16),
             len: word(24),
         },
-        REMOVE => Event::Remove {
+        REMOVE => FaultEvent::Remove {
             start: word(8),
             end: word(16),
         },
-        UNMAP => Event::Unmap {
+        UNMAP => FaultEvent::Unmap {
             start: word(8),
             end: word(16),
         },
@@ -333,11 +333,11 @@ mod tests {
         };
         assert!(matches!(
             event(PAGEFAULT),
-            Ok(Event::Fault { address: 0x5123 })
+            Ok(FaultEvent::Fault { address: 0x5123 })
         ));
         assert!(matches!(
             event(REMAP),
-            Ok(Event::Remap {
+            Ok(FaultEvent::Remap {
                 from: 0x1000,
                 to: 0x5123,
                 len: 0x2000
@@ -345,14 +345,14 @@ mod tests {
         ));
         assert!(matches!(
             event(REMOVE),
-            Ok(Event::Remove {
+            Ok(FaultEvent::Remove {
                 start: 0x1000,
                 end: 0x5123
             })
         ));
         assert!(matches!(
             event(UNMAP),
-            Ok(Event::Unmap { start: 0x1000, .. })
+            Ok(FaultEvent::Unmap { start: 0x1000, .. })
         ));
         assert!(event(0).is_err() && event(0xff).is_err());
     }

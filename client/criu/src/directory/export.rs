@@ -47,7 +47,7 @@ pub enum ExportedPart {
     SmallImages,
     /// Everything but the pages that a lazy restore gets later; the pagemaps list those without `PE_PRESENT`.
     WithoutLazyPages,
-    /// Everything.
+    /// All images, pagemaps and pages.
     All,
 }
 

@@ -20,7 +20,7 @@ struct Rest {
 /// A range of missing pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MissingRange {
-    /// First address.
+    /// Address of the first page.
     pub(super) start: u64,
     /// The address behind the last page.
     pub(super) end: u64,

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Events are applied, and pages placed, under one lock. So no page is placed where a mapping was removed meanwhile:
-//! between a change of a mapping and the reading of its event, the kernel refuses pages ([`Refusal::Changing`]).
+//! between a change of a mapping and the reading of its event, the kernel refuses pages ([`PlacementError::Changing`]).
 
 mod error;
 mod missing;
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_transport::framing;
-use permafrost_userfault::{Event, Refusal, Userfault};
+use permafrost_userfault::{FaultEvent, PlacementError, Userfault};
 use rustix::event::{Timespec, epoll};
 
 pub use error::LazyError;
@@ -85,7 +85,7 @@ pub struct LazyBrought {
 /// A restore whose processes lack pages, for good.
 #[derive(Debug)]
 pub struct LazyFailure {
-    /// The reason.
+    /// Reason why pages are missing.
     pub error: LazyError,
     /// Userfaultfds of the processes. Once they are closed, missing pages read as zeros: end the processes before.
     pub held: Vec<Arc<Userfault>>,
@@ -261,7 +261,7 @@ impl Shared<'_> {
             };
             match task.userfault.next_event() {
                 Ok(None) => return,
-                Ok(Some(Event::Fault { address })) => {
+                Ok(Some(FaultEvent::Fault { address })) => {
                     pending.push((id, address & !(PAGE_BYTES - 1)));
                     state.faults += 1;
                     // One at a time: another thread takes the next.
@@ -293,17 +293,17 @@ impl Shared<'_> {
                 let zeroed = task.userfault.zero(address, PAGE_BYTES);
                 return match zeroed {
                     Ok(_) => Ok(true),
-                    Err(Refusal::Changing) => Ok(false),
+                    Err(PlacementError::Changing) => Ok(false),
                     // It was placed in between, or the mapping has gone: the thread finds out.
-                    Err(Refusal::Exists | Refusal::Unmapped) => {
+                    Err(PlacementError::Exists | PlacementError::Unmapped) => {
                         let woken = task.userfault.wake(address, address + PAGE_BYTES);
                         woken.map_err(LazyError::io("wake a thread")).map(|()| true)
                     }
-                    Err(Refusal::Gone) => {
+                    Err(PlacementError::Gone) => {
                         self.forget(&mut state, id);
                         Ok(true)
                     }
-                    Err(Refusal::Failed(errno)) => {
+                    Err(PlacementError::Failed(errno)) => {
                         Err(LazyError::io("place a zero page")(errno.into()))
                     }
                 };
@@ -407,23 +407,23 @@ impl Shared<'_> {
                     state.bytes += bytes;
                     done += bytes;
                 }
-                Err(Refusal::Unmapped) if part > PAGE_BYTES => most = PAGE_BYTES,
-                Err(Refusal::Exists | Refusal::Unmapped) => {
+                Err(PlacementError::Unmapped) if part > PAGE_BYTES => most = PAGE_BYTES,
+                Err(PlacementError::Exists | PlacementError::Unmapped) => {
                     task.missing.remove(at, at + PAGE_BYTES);
                     task.userfault.wake(at, at + PAGE_BYTES)?;
                     done += PAGE_BYTES;
                 }
-                Err(Refusal::Changing) if waits => {
+                Err(PlacementError::Changing) if waits => {
                     drop(state);
                     std::thread::sleep(CHANGING_PAUSE);
                     continue;
                 }
-                Err(Refusal::Changing) => return Ok(false),
-                Err(Refusal::Gone) => {
+                Err(PlacementError::Changing) => return Ok(false),
+                Err(PlacementError::Gone) => {
                     self.forget(&mut state, id);
                     return Ok(true);
                 }
-                Err(Refusal::Failed(errno)) => return Err(errno.into()),
+                Err(PlacementError::Failed(errno)) => return Err(errno.into()),
             }
             // A fault goes first.
             parking_lot::MutexGuard::unlock_fair(state);

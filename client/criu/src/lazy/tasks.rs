@@ -10,7 +10,7 @@ use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::images::{Mapping, Pagemap, mm_name, read_mappings};
 use permafrost_protocol::manifest::SpaceType;
 use permafrost_protocol::pageserver::PE_LAZY;
-use permafrost_userfault::{Event, Userfault};
+use permafrost_userfault::{FaultEvent, Userfault};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use super::missing::{MissingRange, MissingRanges};
@@ -194,14 +194,14 @@ impl<'a> Shared<'a> {
         &self,
         state: &mut State,
         id: TaskId,
-        event: Event,
+        event: FaultEvent,
     ) -> Result<(), LazyError> {
         let Some(task) = state.tasks.get_mut(&id) else {
             return Ok(());
         };
         match event {
-            Event::Fault { .. } => {}
-            Event::Fork(child) => {
+            FaultEvent::Fault { .. } => {}
+            FaultEvent::Fork(child) => {
                 let child = Task {
                     pid: task.pid,
                     place: task.place,
@@ -212,14 +212,14 @@ impl<'a> Shared<'a> {
                 };
                 self.add_to(state, child)?;
             }
-            Event::Remap { from, to, len } => task.missing.remap(from, to, len),
-            Event::Remove { start, end } => {
+            FaultEvent::Remap { from, to, len } => task.missing.remap(from, to, len),
+            FaultEvent::Remove { start, end } => {
                 // Accesses there get the kernel's zeros from now on.
                 let done = task.userfault.unregister(start, end);
                 done.map_err(LazyError::io("unregister given-up pages"))?;
                 task.missing.remove(start, end);
             }
-            Event::Unmap { start, end } => task.missing.remove(start, end),
+            FaultEvent::Unmap { start, end } => task.missing.remove(start, end),
         }
         Ok(())
     }

@@ -52,7 +52,7 @@ pub(crate) fn listen(work: &Path) -> Result<UnixListener, Failure> {
     UnixListener::bind(short).map_err(failed)
 }
 
-/// A transfer under way.
+/// A transfer of pages that is under way.
 pub(crate) struct LazyTransfer {
     connection: Connection,
     waited: Duration,

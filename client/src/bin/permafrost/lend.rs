@@ -53,7 +53,7 @@ pub(crate) struct LendArguments {
 pub(crate) struct Lending {
     /// Name of the checkpoint.
     checkpoint: String,
-    /// Images directory.
+    /// Directory of the images.
     directory: PathBuf,
     /// TCP address of the endpoint; empty with `--listen-unix`.
     #[serde(skip_serializing_if = "String::is_empty")]

@@ -23,7 +23,7 @@ pub(crate) struct GetArguments {
     /// JOB or JOB@GEN.
     #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
     pub(crate) checkpoint: String,
-    /// Where to; created if need be. The images hold the process's secrets.
+    /// Target directory; created if need be. The images hold the process's secrets.
     pub(crate) directory: PathBuf,
     /// Write into a directory that is not empty.
     #[arg(long, short)]
