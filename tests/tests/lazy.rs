@@ -99,6 +99,17 @@ fn a_process_runs_and_writes_while_its_memory_comes() {
     let ended = child.wait_with_output().unwrap();
     assert!(ended.status.success(), "{ended:?}");
 
+    // The order of its accesses is known now.
+    let orders = std::fs::read_dir(site.work.path().join("data/touched")).unwrap();
+    assert_eq!(orders.count(), 1);
+    let hybrid = site.daemon.json(&["restore", "a", "--hybrid"]).unwrap();
+    assert!(
+        hybrid["lazy"]["bytes"].as_u64().unwrap() >= 64 << 20,
+        "{hybrid}"
+    );
+    site.assert_sound();
+    site.kill();
+
     // The command goes; the daemon still answers.
     let (mut child, _told) = site.touched_only();
     process::signal(child.id(), Signal::INT).unwrap();

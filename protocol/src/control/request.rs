@@ -303,6 +303,9 @@ pub struct Thaw {
     /// True to bring only pages that are accessed.
     #[prost(bool, tag = "2")]
     pub touched_only: bool,
+    /// True to bring first the pages that an earlier lazy restore of the checkpoint accessed, in that order.
+    #[prost(bool, tag = "3")]
+    pub hybrid: bool,
     /// Priority from 0, the lowest, to 11: decides which request goes first where several wait.
     #[prost(uint32, tag = "23")]
     pub priority: u32,

@@ -14,6 +14,7 @@ use permafrost_clustered::ClusteredStore;
 use permafrost_clustered::Durability;
 use permafrost_criu::ProgressReceiver;
 use permafrost_criu::directory::ExportedPart;
+use permafrost_criu::lazy::TouchedPages;
 use permafrost_identity::ReloadingIdentity;
 use permafrost_metering::costs::Costs;
 use permafrost_metering::queues::{
@@ -24,6 +25,7 @@ use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::TakenBy;
 use permafrost_store::{Adoption, SessionRequest, SessionSink, StoreError};
 
+use super::touched::TouchedFiles;
 use crate::denials::{DenialLists, no_certificates};
 
 /// The store of this node.
@@ -47,6 +49,8 @@ pub(crate) struct Local {
     pub(crate) denials: Option<Arc<DenialLists>>,
     /// Certificate of the node, if it has one.
     pub(crate) identity: Option<Arc<ReloadingIdentity>>,
+    /// Orders in which restored processes accessed their pages.
+    pub(crate) touched: TouchedFiles,
     /// The node's audit log.
     pub(crate) audit: Arc<Audit>,
     /// Function that returns the node's status in its cluster, if it is in one.
@@ -502,6 +506,14 @@ impl Backend for Local {
         let event = AuditedRequest::change("give-pages", checkpoint);
         let who = Who::client("lazy-pages", client);
         self.audit.record(&who, &event, outcome);
+    }
+
+    fn touched(&self, checkpoint: &control::Checkpoint) -> TouchedPages {
+        self.touched.load(&checkpoint.id)
+    }
+
+    fn record_touched(&self, checkpoint: &control::Checkpoint, touched: &TouchedPages) {
+        self.touched.store(&checkpoint.id, touched);
     }
 
     fn took(&self, took: &request::Took) -> bool {

@@ -10,6 +10,7 @@ mod policies;
 mod retaining;
 mod source;
 mod startup;
+mod touched;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -186,6 +187,7 @@ impl Daemon {
             denials,
             identity,
             operator: member.as_ref().map(Member::operator),
+            touched: touched::TouchedFiles::within(&config.data_dir),
             audit: Arc::clone(&audit),
             in_cluster: member.as_ref().map(Member::status),
             registry: config

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use permafrost_criu::ProgressReceiver;
 use permafrost_criu::frontend::PageSink;
+use permafrost_criu::lazy::TouchedPages;
 use permafrost_criu::source::LazySource;
 use permafrost_identity::Peer;
 use permafrost_protocol::control::{self, reply, request};
@@ -361,6 +362,17 @@ pub trait Backend: Send + Sync + 'static {
     /// Records that a connection got pages of a checkpoint for a lazy restore, or why it did not.
     fn lent(&self, client: &Client, checkpoint: &str, outcome: Result<(), &control::Error>) {
         let _ = (client, checkpoint, outcome);
+    }
+
+    /// Returns the pages of a checkpoint in the order in which a restored process accessed them, as far as it is known.
+    fn touched(&self, checkpoint: &control::Checkpoint) -> TouchedPages {
+        let _ = checkpoint;
+        TouchedPages::default()
+    }
+
+    /// Keeps that order for the next restore.
+    fn record_touched(&self, checkpoint: &control::Checkpoint, touched: &TouchedPages) {
+        let _ = (checkpoint, touched);
     }
 
     /// Records the duration of a dump or a restore that its caller measured. Returns true if the operation was measured

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_criu::frontend::{self, LentCheckpoint, StreamError};
-use permafrost_criu::lazy::{self, LazyBrought, LazyEvent};
+use permafrost_criu::lazy::{self, LazyBrought, LazyEvent, LazyOrder, TouchedPages};
 use permafrost_criu::source::LazySource;
 use permafrost_protocol::control::{self, Reply, ReportedError as _, reply, request};
 use permafrost_protocol::manifest::JobName;
@@ -49,11 +49,25 @@ pub(super) fn thaw<B: Backend>(
             StreamError::Io(source) => endpoints::failed("accept CRIU")(source),
             _ => RequestError::NobodyCame,
         })?;
-        let brought = lazy::bring(&criu, source, thaw.touched_only, &mut |event| {
-            tell(stream, &event);
-        });
+        let known = backend.touched(source.record());
+        let none = TouchedPages::default();
+        let order = LazyOrder {
+            touched_only: thaw.touched_only,
+            first: if thaw.hybrid { &known } else { &none },
+        };
+        let brought = lazy::bring(&criu, source, order, &mut |event| tell(stream, &event));
         match brought {
-            Ok(LazyBrought { faults, bytes }) => Ok(served(source, faults, bytes)),
+            Ok(LazyBrought {
+                faults,
+                bytes,
+                touched,
+            }) => {
+                // Where everything is brought, most accesses come too late to be seen.
+                let mut order = if thaw.touched_only { none } else { known };
+                order.extend(&touched);
+                backend.record_touched(source.record(), &order);
+                Ok(served(source, faults, bytes))
+            }
             Err(failure) => {
                 let error = failure.error.to_reply();
                 tracing::error!(

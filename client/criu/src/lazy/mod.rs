@@ -16,6 +16,7 @@
 mod error;
 mod missing;
 mod tasks;
+mod touched;
 
 use std::io::{self, ErrorKind, Read as _};
 use std::mem::MaybeUninit;
@@ -29,6 +30,7 @@ use permafrost_userfault::{FaultEvent, PlacementError, Userfault};
 use rustix::event::{Timespec, epoll};
 
 pub use error::LazyError;
+pub use touched::{TouchedPage, TouchedPages};
 
 use self::tasks::{Shared, Task, TaskId, WAKE};
 use crate::source::{LazySource, PageRun, ReadError};
@@ -73,13 +75,24 @@ pub enum LazyEvent<'a> {
     Process(&'a Userfault),
 }
 
+/// Order in which pages are brought.
+#[derive(Clone, Copy, Debug)]
+pub struct LazyOrder<'a> {
+    /// Bring only pages that are accessed.
+    pub touched_only: bool,
+    /// Pages that are brought first.
+    pub first: &'a TouchedPages,
+}
+
 /// Amount of memory that was brought.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LazyBrought {
     /// Number of faults.
     pub faults: u64,
     /// Number of bytes, zero pages included.
     pub bytes: u64,
+    /// Pages that were waited for, the first ones.
+    pub touched: TouchedPages,
 }
 
 /// A restore whose processes lack pages, for good.
@@ -112,21 +125,21 @@ impl LazyFailure {
 pub fn bring(
     criu: &UnixStream,
     source: &dyn LazySource,
-    touched_only: bool,
+    order: LazyOrder<'_>,
     told: &mut dyn FnMut(LazyEvent<'_>),
 ) -> Result<LazyBrought, LazyFailure> {
     let failed = |error| LazyFailure {
         error,
         held: Vec::new(),
     };
-    let shared = Shared::new(source, touched_only).map_err(failed)?;
-    source.hold();
+    let shared = Shared::new(source, order).map_err(failed)?;
     let shared = &shared;
     std::thread::scope(|scope| {
         for _ in 0..FAULT_THREADS {
             scope.spawn(move || shared.serve_faults());
         }
         scope.spawn(move || shared.fill());
+        scope.spawn(move || shared.hold());
         match shared.receive(criu, told) {
             Ok(()) => shared.watch(told),
             Err(error) => shared.fail(error),
@@ -191,7 +204,6 @@ impl Shared<'_> {
     /// Reports what happens until everything is over, and looks for processes that have ended.
     fn watch(&self, told: &mut dyn FnMut(LazyEvent<'_>)) {
         let mut probed = Instant::now();
-        let mut held = Instant::now();
         loop {
             let is_over = self.wait_for_change(TICK);
             self.announce(told);
@@ -203,13 +215,22 @@ impl Shared<'_> {
                 done_bytes,
                 total_bytes,
             });
-            if held.elapsed() >= HOLD_PERIOD {
-                self.source.hold();
-                held = Instant::now();
-            }
             if probed.elapsed() >= PROBE_PERIOD {
                 probed = Instant::now();
                 self.forget_ended();
+            }
+        }
+    }
+
+    /// Holds the source now and then, on a thread of its own: nodes that are away are waited for.
+    fn hold(&self) {
+        loop {
+            self.source.hold();
+            let held = Instant::now();
+            while held.elapsed() < HOLD_PERIOD {
+                if self.wait_for_change(HOLD_PERIOD - held.elapsed()) {
+                    return;
+                }
             }
         }
     }
@@ -283,7 +304,11 @@ impl Shared<'_> {
 
     /// Answers a fault. Returns false if the mappings are changing: other events have to be read first.
     fn answer(&self, id: TaskId, address: u64) -> Result<bool, LazyError> {
-        let around = if self.touched_only { 1 } else { FAULT_PAGES };
+        let around = if self.order.touched_only {
+            1
+        } else {
+            FAULT_PAGES
+        };
         let (place, pid, range) = {
             let mut state = self.state.lock();
             let Some(task) = state.tasks.get(&id) else {
@@ -312,6 +337,10 @@ impl Shared<'_> {
             if !state.in_flight.insert((id, address)) {
                 return Ok(true);
             }
+            state.touched.push(TouchedPage {
+                pid: found.1,
+                index: range.image / PAGE_BYTES,
+            });
             found
         };
         let mut placed = true;
@@ -338,12 +367,23 @@ impl Shared<'_> {
 
     /// Brings all missing pages, once the processes run.
     fn fill(&self) {
-        if !self.wait_until_restored() || self.touched_only {
+        if !self.wait_until_restored() || self.order.touched_only {
             return;
         }
-        while let Some((id, place, pid, range)) = self.next_missing() {
+        let mut first = self.order.first.pages().iter();
+        loop {
+            // Neighbours of a page that was waited for came with it, and were not.
+            let next = first.by_ref().find_map(|page| self.missing_at(*page));
+            let most = if next.is_some() {
+                FAULT_PAGES
+            } else {
+                FILL_PAGES
+            };
+            let Some((id, place, pid, range)) = next.or_else(|| self.next_missing()) else {
+                return;
+            };
             let mut brought = 0;
-            let pages = range.pages().min(FILL_PAGES);
+            let pages = range.pages().min(most);
             let read = self
                 .source
                 .range(place, range.image / PAGE_BYTES, pages, &mut |run| {

@@ -14,7 +14,7 @@ use permafrost_userfault::{FaultEvent, Userfault};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use super::missing::{MissingRange, MissingRanges};
-use super::{LazyBrought, LazyError, LazyFailure};
+use super::{LazyBrought, LazyError, LazyFailure, LazyOrder, TouchedPage, TouchedPages};
 use crate::source::{LazySource, ReadError};
 
 /// Number of a task, unique in a restore.
@@ -133,6 +133,8 @@ pub(super) struct State {
     pub(super) in_flight: BTreeSet<(TaskId, u64)>,
     pub(super) faults: u64,
     pub(super) bytes: u64,
+    /// Pages that were waited for.
+    pub(super) touched: TouchedPages,
     /// True once nothing is left to be done, or it has failed.
     pub(super) is_over: bool,
     total_bytes: u64,
@@ -147,7 +149,7 @@ pub(super) struct State {
 /// What the threads of a lazy restore share.
 pub(super) struct Shared<'a> {
     pub(super) source: &'a dyn LazySource,
-    pub(super) touched_only: bool,
+    pub(super) order: LazyOrder<'a>,
     pub(super) state: Mutex<State>,
     pub(super) epoll: OwnedFd,
     changed: Condvar,
@@ -155,7 +157,7 @@ pub(super) struct Shared<'a> {
 }
 
 impl<'a> Shared<'a> {
-    pub(super) fn new(source: &'a dyn LazySource, touched_only: bool) -> Result<Self, LazyError> {
+    pub(super) fn new(source: &'a dyn LazySource, order: LazyOrder<'a>) -> Result<Self, LazyError> {
         let failed = |errno: rustix::io::Errno| LazyError::io("watch for faults")(errno.into());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
@@ -163,7 +165,7 @@ impl<'a> Shared<'a> {
         epoll::add(&epoll, &wake, data, epoll::EventFlags::IN).map_err(failed)?;
         Ok(Self {
             source,
-            touched_only,
+            order,
             state: Mutex::default(),
             changed: Condvar::new(),
             epoll,
@@ -304,9 +306,23 @@ impl<'a> Shared<'a> {
         Some((id, task.place, task.pid, range))
     }
 
+    /// Returns the missing pages from one on that was dumped there, with their process, if it is missing still.
+    pub(super) fn missing_at(
+        &self,
+        page: TouchedPage,
+    ) -> Option<(TaskId, usize, u32, MissingRange)> {
+        let address = page.index.checked_mul(PAGE_BYTES)?;
+        let state = self.state.lock();
+        let mut tasks = state.tasks.iter().filter(|(_, task)| task.pid == page.pid);
+        tasks.find_map(|(id, task)| {
+            let range = task.missing.at(address)?;
+            (range.image == address).then_some((*id, task.place, task.pid, range))
+        })
+    }
+
     pub(super) fn progress(&self) -> (u64, u64) {
         let state = self.state.lock();
-        let total_bytes = if self.touched_only {
+        let total_bytes = if self.order.touched_only {
             0
         } else {
             state.total_bytes
@@ -346,6 +362,7 @@ impl<'a> Shared<'a> {
             None => Ok(LazyBrought {
                 faults: state.faults,
                 bytes: state.bytes,
+                touched: std::mem::take(&mut state.touched),
             }),
             Some(error) => Err(LazyFailure {
                 error,

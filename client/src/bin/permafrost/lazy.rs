@@ -30,6 +30,8 @@ const SOCKET: &str = "lazy-pages.socket";
 pub(crate) struct LazyOptions {
     /// Bring only pages that are accessed.
     pub(crate) touched_only: bool,
+    /// Bring first the pages that an earlier restore accessed.
+    pub(crate) hybrid: bool,
 }
 
 /// Report on the pages that were brought while the process ran.
@@ -72,6 +74,7 @@ impl LazyTransfer {
         let request = request::Thaw {
             checkpoint: name.to_owned(),
             touched_only: options.touched_only,
+            hybrid: options.hybrid,
             priority: turn.priority,
             deadline_ms: turn.deadline_ms(),
             reservation: turn.reservation.token()?,

@@ -72,6 +72,10 @@ pub(crate) struct RestoreArguments {
     /// Bring only pages that the process accesses, until it ends. Implies --lazy.
     #[arg(long, conflicts_with = "no_stream")]
     pub(crate) touched_only: bool,
+    /// Bring first the pages that the last lazy restore of this checkpoint on this node accessed, in that order.
+    /// Implies --lazy.
+    #[arg(long, conflicts_with_all = ["no_stream", "touched_only"])]
+    pub(crate) hybrid: bool,
     /// Restore only what was dumped by these: node, agent:NAME, uid:UID, namespace:NAME or any [default: node on a
     /// storage node, any through an agent]. A restore runs whatever the dump contains.
     #[arg(
@@ -174,7 +178,7 @@ pub(crate) fn bring_back(
         .map_err(|failure| failure.during(format!("restore {name}")))?;
 
     let purpose = format!("restore-{}", checkpoint.job);
-    let lazy = arguments.lazy || arguments.touched_only;
+    let lazy = arguments.lazy || arguments.touched_only || arguments.hybrid;
     let in_directory = arguments.no_stream || arguments.keep_images || arguments.work_dir.is_some();
     let streamed = !(in_directory || lazy);
     let scratch = match &arguments.work_dir {
@@ -195,8 +199,11 @@ pub(crate) fn bring_back(
     let (images, work) = (make("images")?, make("work")?);
 
     let delivery = if lazy {
-        let touched_only = arguments.touched_only;
-        Delivery::lazy(&work, LazyOptions { touched_only })?
+        let options = LazyOptions {
+            touched_only: arguments.touched_only,
+            hybrid: arguments.hybrid,
+        };
+        Delivery::lazy(&work, options)?
     } else if streamed {
         Delivery::stream(&images)?
     } else {
