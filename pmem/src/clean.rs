@@ -27,6 +27,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use crate::alloc::{Lease, SlotHold};
 use crate::checkpoint::{CopyId, StoredCheckpoint};
+use crate::cool::fetch_slot;
 use crate::encrypted::KeyChange;
 use crate::error::{CleanError, SegmentPlace};
 use crate::geometry::Geometry;
@@ -40,7 +41,7 @@ use crate::{PAGE_BYTES, PAGE_SIZE};
 use permafrost_cipher::KeyId;
 use permafrost_liveness::{Found, Liveness};
 use permafrost_medium::convert::{to_u64, to_usize};
-use permafrost_medium::{Flushed, MAX_MEDIA, Medium};
+use permafrost_medium::{FetchedPages, Flushed, MAX_MEDIA, Medium};
 
 /// Largest share of a slot, in quarters, that its live pages and their headers may fill for the slot to be cleaned:
 /// what fuller ones would give is not worth the writes.
@@ -91,6 +92,17 @@ impl SparseSlot {
 
     pub(crate) fn segments(&self) -> usize {
         self.segments.len()
+    }
+
+    /// Fetches pages of it that are in an object store, so that they are read from memory while the result is kept.
+    pub(crate) fn fetch(&self, space: &Space) -> io::Result<Vec<FetchedPages>> {
+        let slots: HashSet<_> = self
+            .segments
+            .iter()
+            .filter_map(|s| space.table.slot(*s))
+            .collect();
+        let fetched = slots.into_iter().map(|slot| fetch_slot(space, slot));
+        fetched.filter_map(Result::transpose).collect()
     }
 }
 
@@ -329,7 +341,8 @@ impl Region {
     }
 
     /// Packs the segments of sparse slots of a medium into a free one, as they are or under another key: there, or on
-    /// another one if it has none.
+    /// another one if it has none. Those of a medium that dumps do not go to, as it is drained or cold, go to another
+    /// one.
     pub(crate) fn move_batch(
         &self,
         survey: &Survey,
@@ -339,7 +352,8 @@ impl Region {
     ) -> Result<Cleaned, CleanError> {
         let space = self.space();
         let others = space.allocator().order().to_vec();
-        let target = SlotHold::take_on(space, medium);
+        let stays = others.contains(&medium);
+        let target = stays.then(|| SlotHold::take_on(space, medium)).flatten();
         let target = target.or_else(|| SlotHold::take_spare(space, &others));
         let target = target.ok_or(CleanError::Full)?;
         let (mut cleaned, mut moves, mut flushed) =

@@ -8,13 +8,16 @@
 //! that become holes, and a store that is away leaves the segment where it was. What opening, listing and a survey
 //! read stays on the node: headers, roots, manifests and map nodes. Recalling a slot is [`Region::move_slot`] to a
 //! mapped medium.
+//!
+//! No lock is held while a store is asked: it may take long. Objects are fetched before a move begins, and written
+//! between its two halves; what has changed meanwhile makes the move begin anew another time.
 
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
 use permafrost_medium::convert::to_u64;
-use permafrost_medium::{MAX_MEDIA, MEDIUM_SPAN};
+use permafrost_medium::{ColdStore, FetchedPages, MAX_MEDIA, MEDIUM_SPAN};
 
 use crate::PAGE_BYTES;
 use crate::checkpoint::StoredCheckpoint;
@@ -26,6 +29,9 @@ use crate::members::MediumState;
 use crate::region::Region;
 use crate::space::Space;
 use crate::table::packed_header_bytes;
+
+/// Free slots whose objects are forgotten while no segment can be moved.
+const FORGOTTEN_AT_ONCE: usize = 64;
 
 impl Region {
     /// Returns true if a medium that is there keeps pages in an object store.
@@ -98,7 +104,8 @@ impl Region {
             .collect()
     }
 
-    /// Removes objects of slots that are free, and those that a crash has left. Returns their number.
+    /// Removes objects of slots that are free, and those that a crash has left. Returns their number. No lock is held
+    /// while the object store is asked.
     ///
     /// # Errors
     /// [`MediaError`]: an object store is away.
@@ -111,19 +118,90 @@ impl Region {
                 continue;
             };
             let Some(cold) = medium.cold() else { continue };
-            // No slot is taken meanwhile, as only moves take slots of a cold medium.
-            let _moving = space.lock_moves();
-            let slots = space.table.slots();
-            let free: HashSet<u64> = {
-                let allocator = space.allocator();
-                let free = allocator.free_slots(number);
-                free.map(|slot| slots.at(slot) % MEDIUM_SPAN).collect()
-            };
-            let swept = cold.sweep(&|at| free.contains(&at));
-            removed += swept.map_err(CleanError::Io)?;
+            forget_free(space, number, cold).map_err(CleanError::Io)?;
+            let unneeded = cold.unneeded().map_err(CleanError::Io)?;
+            if unneeded.is_empty() {
+                continue;
+            }
+            // An index from before names them.
+            self.advance_index(number)?;
+            removed += cold.remove(&unneeded).map_err(CleanError::Io)?;
         }
         Ok(removed)
     }
+
+    /// Lists the object stores, and returns the segments whose objects are missing or do not have the size that was
+    /// written; and media whose store is away, each with the reason.
+    #[must_use]
+    pub fn absent_segments(&self) -> (HashSet<SegmentNo>, Vec<(usize, io::Error)>) {
+        let space = self.space();
+        let (mut absent, mut away) = (HashSet::new(), Vec::new());
+        for number in 1..MAX_MEDIA {
+            let Some(medium) = space.medium.get(number) else {
+                continue;
+            };
+            let Some(cold) = medium.cold() else { continue };
+            match cold.absent() {
+                Ok(blocks) => absent.extend(blocks.into_iter().map(|at| (number, at))),
+                Err(error) => away.push((number, error)),
+            }
+        }
+        if absent.is_empty() {
+            return (HashSet::new(), away);
+        }
+        let place = |slot: SlotNo| (slot.medium(), space.table.slots().at(slot) % MEDIUM_SPAN);
+        let allocator = space.allocator();
+        let segments = (0..space.table.len()).map(SegmentNo);
+        let is_absent = |segment: &SegmentNo| {
+            let slot = space.table.slot(*segment);
+            !allocator.is_free(*segment) && slot.is_some_and(|slot| absent.contains(&place(slot)))
+        };
+        (segments.filter(is_absent).collect(), away)
+    }
+
+    /// Asks the object store for the pages of a slot: fails now where reading them would fail later.
+    ///
+    /// # Errors
+    /// The store is away, or the object is missing or damaged.
+    pub fn probe_slot(&self, slot: &OccupiedSlot) -> io::Result<()> {
+        fetch_slot(self.space(), slot.slot).map(drop)
+    }
+
+    /// Lets nothing be appended to the segments of these slots from now on, so that they can be moved out.
+    pub fn retire_tails(&self, slots: &[&OccupiedSlot]) {
+        let segments: HashSet<_> = slots.iter().flat_map(|slot| slot.segments()).collect();
+        let mut allocator = self.space().allocator();
+        allocator.retain_tails(|segment| !segments.contains(&segment));
+    }
+}
+
+/// Forgets the objects of free slots of a medium. Asks no object store.
+fn forget_free(space: &Arc<Space>, number: usize, cold: &dyn ColdStore) -> io::Result<()> {
+    for part in cold.blocks_out()?.chunks(FORGOTTEN_AT_ONCE) {
+        // No slot is taken meanwhile, as only moves take slots of a cold medium.
+        let _moving = space.lock_moves();
+        let slots = space.table.slots();
+        let free: HashSet<u64> = {
+            let allocator = space.allocator();
+            let free = allocator.free_slots(number);
+            free.map(|slot| slots.at(slot) % MEDIUM_SPAN).collect()
+        };
+        for &at in part.iter().filter(|at| free.contains(at)) {
+            cold.forget(at)?;
+        }
+    }
+    Ok(())
+}
+
+/// Fetches the pages of a slot that are in an object store, so that they are read from memory while the result is kept.
+/// To be called with no lock, before a move or a heal that reads them under one.
+pub(crate) fn fetch_slot(space: &Space, slot: SlotNo) -> io::Result<Option<FetchedPages>> {
+    let medium = space.medium.get(slot.medium());
+    let Some(cold) = medium.as_ref().and_then(|medium| medium.cold()) else {
+        return Ok(None);
+    };
+    let at = space.table.slots().at(slot) % MEDIUM_SPAN;
+    cold.fetch_block(at).map(Some)
 }
 
 impl Space {
@@ -134,8 +212,8 @@ impl Space {
     }
 }
 
-/// Moves the pages of a slot that nothing names yet to the object store: the copies of `segments`, which are in
-/// the slot at `from_at`.
+/// Moves the pages of a slot that nothing names yet to the object store: the copies of `segments`, which are held and in
+/// the slot at `from_at`. To be called with no lock.
 pub(crate) fn move_out(
     space: &Arc<Space>,
     survey: &Survey,

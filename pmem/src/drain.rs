@@ -6,15 +6,16 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use permafrost_medium::convert::to_u64;
-use permafrost_medium::{Flushed, LostPage, Medium};
+use permafrost_medium::{Flushed, LostPage, Medium, is_damaged_object};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::alloc::{Lease, SlotHold, to_extents};
 use crate::clean::{Survey, move_durably};
-use crate::cool;
+use crate::cool::{self, fetch_slot};
 use crate::error::{CleanError, MediaError};
 use crate::ids::{SegmentNo, SlotNo};
 use crate::layout::PackedHeader;
@@ -26,7 +27,7 @@ use crate::table::Position;
 use crate::{PAGE_BYTES, PAGE_SIZE};
 
 /// Result of a step of draining.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Drained {
     /// Bytes of the slots that were moved.
@@ -35,6 +36,17 @@ pub struct Drained {
     pub left_bytes: u64,
     /// True if nothing could be moved now: dumps are writing to what is left, or readers have it.
     pub waiting: bool,
+    /// Slots that cannot be moved: their object is missing or damaged.
+    pub stuck: Vec<StuckSlot>,
+}
+
+/// A slot that cannot be moved away.
+#[derive(Debug)]
+pub struct StuckSlot {
+    /// Segments in it.
+    pub segments: Vec<SegmentNo>,
+    /// Reason why it cannot be moved.
+    pub error: io::Error,
 }
 
 /// A slot with segments that can be moved.
@@ -84,10 +96,11 @@ impl Region {
         Ok(u64::from(moved) * u64::from(space.geometry.segment_bytes))
     }
 
-    /// Moves segments of a medium that is being drained, about `max_bytes`. Dumps and readers go on meanwhile.
+    /// Moves segments of a medium that is being drained, about `max_bytes`. Dumps and readers go on meanwhile. A slot
+    /// whose object is damaged stays, and the others are moved.
     ///
     /// # Errors
-    /// [`MediaError`]; nothing is lost, and what was moved before stays moved.
+    /// [`MediaError`]; nothing is lost, and what was moved before stays moved. An object store is away.
     pub fn drain_step(&self, number: usize, max_bytes: u64) -> Result<Drained, MediaError> {
         let space = self.space();
         let superblock = self.superblock().clone();
@@ -110,8 +123,16 @@ impl Region {
             }
             self.journal().check()?;
             let slot = OccupiedSlot { slot, segments };
-            if move_slot(space, &slot, None, &|| targets.clone())? {
-                drained.moved_bytes += u64::from(space.geometry.segment_bytes);
+            match move_slot(space, &slot, None, &|| targets.clone()) {
+                Ok(true) => drained.moved_bytes += u64::from(space.geometry.segment_bytes),
+                Ok(false) => {}
+                Err(MediaError::Clean(CleanError::Io(error))) if is_damaged_object(&error) => {
+                    drained.stuck.push(StuckSlot {
+                        segments: slot.segments,
+                        error,
+                    });
+                }
+                Err(error) => return Err(error),
             }
         }
         let left = space.allocator().count(number).used();
@@ -164,8 +185,10 @@ pub(crate) fn move_slot(
     out: Option<&Survey>,
     targets: &dyn Fn() -> Vec<usize>,
 ) -> Result<bool, MediaError> {
-    let _moving = space.lock_moves();
     let from = occupied.slot;
+    // Before the lock, as it may ask an object store.
+    let _fetched = fetch_slot(space, from).map_err(CleanError::Io)?;
+    let mut moving = space.lock_moves();
     let Some((_lease, segments)) = hold_all(space, from, &occupied.segments) else {
         return Ok(false);
     };
@@ -194,10 +217,21 @@ pub(crate) fn move_slot(
     }
     space.fence(&mut flushed).map_err(CleanError::Io)?;
     if let Some(survey) = out {
+        let healed = space.healed.load(Ordering::Relaxed);
+        // Nothing names the copy, and the segments are held: no lock is needed while the store is asked.
+        drop(moving);
         let gone_out = cool::move_out(space, survey, &segments, (from_at, to.slot));
         gone_out.map_err(CleanError::Io)?;
+        moving = space.lock_moves();
+        // Moved or healed meanwhile, or the target is being drained: the copy is not what it should be.
+        let is_there = |segment: &SegmentNo| space.table.slot(*segment) == Some(from);
+        let is_same = space.healed.load(Ordering::Relaxed) == healed;
+        if !is_same || !segments.iter().all(is_there) || !targets().contains(&to.slot.medium()) {
+            return Ok(false);
+        }
     }
     move_durably(space, &moves, &mut flushed)?;
+    drop(moving);
     Ok(true)
 }
 

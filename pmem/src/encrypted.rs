@@ -293,7 +293,20 @@ impl Region {
                 }
                 self.journal().check()?;
                 let segments = to_u64(batch.segments());
-                let done = self.move_batch(survey, batch.medium(), &[batch], Some(&change))?;
+                // Before the move locks anything. What is away or damaged stays, and keeps its key.
+                let Ok(_fetched) = batch.fetch(space) else {
+                    left += batch.segments();
+                    continue;
+                };
+                let takes_slots = space.allocator().order().contains(&batch.medium());
+                let done = match self.move_batch(survey, batch.medium(), &[batch], Some(&change)) {
+                    // Away from a medium that is drained or cold, where nothing has room: another time.
+                    Err(CleanError::Full) if !takes_slots => {
+                        left += to_usize(segments);
+                        continue;
+                    }
+                    done => done?,
+                };
                 changed.written_bytes += done.written_bytes;
                 changed.segments += segments - done.damaged_segments;
                 left += to_usize(done.damaged_segments);

@@ -50,7 +50,7 @@ mod table;
 pub use checkpoint::{ATTR_PINNED, ATTR_PROVISIONAL, ATTR_PUBLISHED, CopyId, StoredCheckpoint};
 pub use clean::{Cleaned, Survey};
 pub use damage::{RegionFailure, UnreadableCheckpoint};
-pub use drain::{Drained, OccupiedSlot};
+pub use drain::{Drained, OccupiedSlot, StuckSlot};
 pub use encrypted::Reencrypted;
 pub use error::{
     BlobError, CleanError, CloseError, FormatError, GrowError, HealError, MapFault, MediaError,
@@ -72,9 +72,9 @@ pub use permafrost_layout as layout;
 use permafrost_layout::{by_id, ids, slots};
 pub use permafrost_medium::heap;
 pub use permafrost_medium::{
-    ColdStore, Emulation, Flushed, Guarantee, LostPage, Medium, MediumError, MediumKind, NoDevice,
-    NotRecalled, OpenOptions, PAGE_SIZE, create_medium_in_memory, emulate, open_medium,
-    open_sparse_medium, sim,
+    ColdIdentity, ColdStore, Emulation, Flushed, Guarantee, LostPage, Medium, MediumError,
+    MediumKind, NoDevice, OpenOptions, PAGE_SIZE, create_medium_in_memory, emulate,
+    is_damaged_object, open_medium, open_sparse_medium, sim,
 };
 pub use recover::{RecoverOptions, RecoveryReport, RegionSummary};
 pub use region::{FormatOptions, Region, RegionEntry, RegionUsage};

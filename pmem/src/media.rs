@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use permafrost_medium::{Guarantee, MAX_MEDIA, MEDIUM_SPAN, Medium};
+use permafrost_medium::{ColdStore, Guarantee, MAX_MEDIA, MEDIUM_SPAN, Medium};
 
 use crate::error::{GrowError, MediaError};
 use crate::geometry::MAX_SEGMENTS;
@@ -15,7 +15,8 @@ use crate::ids::{RegionUuid, SegmentNo};
 use crate::journal::JournalError;
 use crate::layout::MEMBER_PATH;
 use crate::members::{
-    Found, MediumState, RegionMember, TierName, examine, is_storable, slots_in, write_header,
+    Found, MediumState, RegionMember, TierName, check_cold, examine, identity, is_storable,
+    slots_in, write_header,
 };
 use crate::region::Region;
 use crate::space::Space;
@@ -49,6 +50,8 @@ pub struct RegionMedium {
     pub guarantee: Option<Guarantee>,
     /// Reason why it is not there.
     pub problem: Option<String>,
+    /// True if most of its pages are in an object store, also while it is not there.
+    pub is_cold: bool,
     /// Address of the object store that most of its pages are in: dumps do not go there. `None` for none.
     pub store: Option<String>,
 }
@@ -60,6 +63,12 @@ impl Region {
         let superblock = self.superblock().clone();
         let space = self.space();
         let problems = self.problems().clone();
+        let is_cold = |number| {
+            superblock
+                .members
+                .get(number)
+                .is_some_and(|member| member.cold.is_some())
+        };
         let of = |number, uuid, tier: &TierName, state, path: &Path, size_bytes| {
             let count = space.allocator().count(number);
             let bytes = |slots: u32| u64::from(slots) * u64::from(space.geometry.segment_bytes);
@@ -76,6 +85,7 @@ impl Region {
                 capacity_bytes: bytes(count.slots - count.reserved),
                 free_bytes: if takes_dumps { bytes(spare) } else { 0 },
                 used_bytes: bytes(count.used()),
+                is_cold: is_cold(number),
                 lost_pages: medium.as_ref().map_or(0, |medium| medium.lost_pages()),
                 store: medium
                     .as_ref()
@@ -121,6 +131,43 @@ impl Region {
         if !is_storable(path) {
             return Err(MediaError::PathTooLong { most: MEMBER_PATH });
         }
+        let uuid = RegionUuid::random();
+        // With no lock, as it asks the object store, which may refuse: it can be another medium's.
+        let adopted = match medium.cold() {
+            Some(cold) if is_new(&*medium)? => {
+                self.adopt(cold, uuid)?;
+                Some(cold)
+            }
+            _ => None,
+        };
+        let added = self.add_examined(&medium, uuid, path, tier);
+        if let (Err(_), Some(cold)) = (&added, adopted) {
+            // Made for nothing. A marker that is left is taken over by the next addition to this region.
+            let _ = cold.release();
+        }
+        added
+    }
+
+    /// Makes store and index those of a medium that is to be added.
+    fn adopt(&self, cold: &dyn ColdStore, uuid: RegionUuid) -> Result<(), MediaError> {
+        let superblock = self.superblock().clone();
+        let is_listed = |uuid| {
+            let mut members = superblock.members.iter();
+            members.any(|member| *member.uuid.as_bytes() == uuid)
+        };
+        let own = identity(self.space().uuid, uuid);
+        cold.adopt(own, FIRST_GENERATION, &is_listed)
+            .map_err(MediaError::Store)
+    }
+
+    fn add_examined(
+        &self,
+        medium: &Arc<dyn Medium>,
+        uuid: RegionUuid,
+        path: &Path,
+        tier: &TierName,
+    ) -> Result<usize, MediaError> {
+        let medium = Arc::clone(medium);
         self.change_media(|superblock, space| match examine(&*medium)? {
             Found::Member {
                 region,
@@ -139,7 +186,9 @@ impl Region {
             Found::Region => Err(MediaError::Region),
             Found::Newer => Err(MediaError::Newer),
             Found::Other => Err(MediaError::NotBlank),
-            Found::Blank | Found::Member { .. } => add_new(superblock, space, medium, path, tier),
+            Found::Blank | Found::Member { .. } => {
+                add_new(superblock, space, medium, uuid, path, tier)
+            }
         })
     }
 
@@ -184,7 +233,7 @@ impl Region {
     /// # Errors
     /// [`MediaError`].
     pub fn remove_medium(&self, number: usize) -> Result<(), MediaError> {
-        self.change_media(|superblock, space| {
+        let removed = self.change_media(|superblock, space| {
             let member = find(superblock, number)?;
             let medium = space.medium.get(number);
             let medium = medium.ok_or(MediaError::Missing { number })?;
@@ -202,8 +251,17 @@ impl Region {
             // What follows only lets the file be added elsewhere: the list has it no longer.
             let segment_bytes = space.geometry.segment_bytes;
             let _ = write_header(&*medium, space.uuid, &member, segment_bytes, true);
-            Ok(())
-        })
+            Ok(medium)
+        })?;
+        if let Some(cold) = removed.cold() {
+            // With no lock, as it asks the store. What is left there keeps it from being added to another region only.
+            let _ = cold.blocks_out().and_then(|all| {
+                all.into_iter().try_for_each(|at| cold.forget(at))?;
+                cold.remove(&cold.unneeded()?)
+            });
+            let _ = cold.release();
+        }
+        Ok(())
     }
 
     /// Removes a medium that is not there, with all that is on it: its pages count as damaged for good, and are
@@ -223,6 +281,28 @@ impl Region {
             forget(space, number);
             self.problems().remove(&number);
             Ok(())
+        })
+    }
+
+    /// Gives the index of a cold medium another generation, so that older copies of it are refused from here on.
+    ///
+    /// # Errors
+    /// [`MediaError`]: the index has this generation or the next one.
+    pub(crate) fn advance_index(&self, number: usize) -> Result<(), MediaError> {
+        self.change_media(|superblock, space| {
+            let mut member = find(superblock, number)?;
+            let medium = space.medium.get(number);
+            let medium = medium.ok_or(MediaError::Missing { number })?;
+            let (Some(generation), Some(cold)) = (member.cold, medium.cold()) else {
+                return Ok(());
+            };
+            let next = generation.wrapping_add(1);
+            // 1. The index: it may be one ahead of the list. 2. The list. A crash in between leaves both usable.
+            cold.set_generation(next)?;
+            member.cold = Some(next);
+            commit(superblock, space, |next| {
+                next.members = next.members.with(member)
+            })
         })
     }
 
@@ -262,6 +342,7 @@ impl Region {
             return Err(MediaError::Listed { number });
         }
         check_length(&*medium, member)?;
+        check_cold(&*medium, member, space.uuid).map_err(|problem| MediaError::Cold { problem })?;
         let found = RegionMember {
             path: path.to_owned(),
             ..member.clone()
@@ -302,6 +383,18 @@ impl Region {
         changed
     }
 }
+
+/// Returns true if a medium is to be added as a new one.
+fn is_new(medium: &dyn Medium) -> Result<bool, MediaError> {
+    let found = examine(medium)?;
+    Ok(matches!(
+        found,
+        Found::Blank | Found::Member { removed: true, .. }
+    ))
+}
+
+/// Generation of the index of a cold medium that is added.
+const FIRST_GENERATION: u32 = 1;
 
 /// Returns the member with a number.
 fn find(superblock: &SuperblockState, number: usize) -> Result<RegionMember, MediaError> {
@@ -360,6 +453,7 @@ fn add_new(
     superblock: &mut SuperblockState,
     space: &Space,
     medium: Arc<dyn Medium>,
+    uuid: RegionUuid,
     path: &Path,
     tier: &TierName,
 ) -> Result<usize, MediaError> {
@@ -380,10 +474,11 @@ fn add_new(
     }
     let member = RegionMember {
         number: free_number(superblock, space)?,
-        uuid: RegionUuid::random(),
+        uuid,
         capacity_bytes,
         tier: tier.clone(),
         state: MediumState::Active,
+        cold: medium.cold().map(|_| FIRST_GENERATION),
         path: path.to_owned(),
     };
     let number = member.number;

@@ -1,232 +1,27 @@
 //! Media beside a region's first: what the superblocks say of them, and the headers that they begin with.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
 
-use permafrost_medium::{Flushed, LostPage, MAX_MEDIA, Medium, MediumSet, is_zero};
-use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use permafrost_medium::{ColdIdentity, Flushed, LostPage, Medium, MediumSet, is_zero};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::PAGE_BYTES;
 use crate::geometry::MAX_SEGMENT_BYTES;
 use crate::ids::RegionUuid;
 use crate::layout::{
-    FORMAT_VERSION, HEADER_MEMBER, HEADER_REMOVED, LISTED_MEMBERS, MEMBER_ACTIVE, MEMBER_DRAINING,
-    MEMBER_MAGIC, MEMBER_PATH, MemberEntry, MemberHeader, SUPERBLOCK_MAGIC, TIER_BYTES,
+    FORMAT_VERSION, HEADER_MEMBER, HEADER_REMOVED, MEMBER_MAGIC, MemberHeader, SUPERBLOCK_MAGIC,
 };
 use crate::media::check_length;
-use crate::slots::MAX_SLOTS;
+pub use permafrost_layout::members::{MediumState, NoTierName, RegionMember, TierName};
+pub(crate) use permafrost_layout::members::{Members, is_storable, slots_in};
 use permafrost_medium::convert::{to_u64, to_usize};
 
 /// Bytes of both copies of a member's header, at the beginning of its medium.
 pub(crate) const HEADERS_BYTES: u64 = 2 * PAGE_BYTES;
-
-/// Name of a tier: media of about the same speed.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TierName(String);
-
-impl TierName {
-    /// Known names, the fastest first. Others are slower, in the order of the alphabet.
-    pub const KNOWN: [&str; 3] = ["nvm", "ssd", "hdd"];
-
-    /// Returns the tier with one of the known names, the fastest for any other place than 0 to 2.
-    #[must_use]
-    pub fn known(place: usize) -> Self {
-        Self(Self::KNOWN.get(place).unwrap_or(&"nvm").to_string())
-    }
-
-    /// Returns the name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.0
-    }
-
-    /// Returns a key that orders tiers, the fastest first.
-    #[must_use]
-    pub fn speed(&self) -> (usize, &str) {
-        let known = Self::KNOWN.iter().position(|name| *name == self.0);
-        (known.unwrap_or(Self::KNOWN.len()), &self.0)
-    }
-
-    pub(crate) fn stored(&self) -> [u8; TIER_BYTES] {
-        let mut bytes = [0; TIER_BYTES];
-        bytes[..self.0.len()].copy_from_slice(self.0.as_bytes());
-        bytes
-    }
-
-    /// Converts a name as stored; `None` if no writer makes it.
-    pub(crate) fn from_stored(bytes: &[u8; TIER_BYTES]) -> Option<Self> {
-        let end = bytes.iter().position(|&byte| byte == 0)?;
-        std::str::from_utf8(&bytes[..end]).ok()?.parse().ok()
-    }
-}
-
-impl fmt::Display for TierName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for TierName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
-
-/// Error for a text that names no tier.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{text:?} names no tier: say nvm, ssd, hdd or a name of your own, 1 to 15 of a-z, 0-9, - and _"
-)]
-pub struct NoTierName {
-    /// Text that was given.
-    pub text: String,
-}
-
-impl FromStr for TierName {
-    type Err = NoTierName;
-
-    fn from_str(text: &str) -> Result<Self, NoTierName> {
-        let allowed =
-            |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
-        if (1..TIER_BYTES).contains(&text.len()) && text.bytes().all(allowed) {
-            return Ok(Self(text.to_owned()));
-        }
-        Err(NoTierName {
-            text: text.to_owned(),
-        })
-    }
-}
-
-/// State of a medium of a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MediumState {
-    /// Dumps are written to it.
-    Active,
-    /// Segments are moved away from it; none is written to it.
-    Draining,
-}
-
-/// A medium beside the first, as the region lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RegionMember {
-    /// Number of the medium in the region, from 1 on.
-    pub number: usize,
-    /// Names the medium; in its header, too.
-    pub uuid: RegionUuid,
-    /// Bytes of the medium that the region uses.
-    pub capacity_bytes: u64,
-    /// Tier of the medium.
-    pub tier: TierName,
-    /// State of the medium.
-    pub state: MediumState,
-    /// Path where the medium was last found.
-    pub path: PathBuf,
-}
-
-impl RegionMember {
-    /// Number of its slots: all but the room of its header.
-    pub(crate) fn slots(&self, segment_bytes: u32) -> u32 {
-        slots_in(self.capacity_bytes, segment_bytes)
-    }
-
-    fn stored(&self) -> MemberEntry {
-        let mut entry = MemberEntry::new_zeroed();
-        let path = self.path.as_os_str().as_encoded_bytes();
-        let len = path.len().min(MEMBER_PATH);
-        entry.uuid = *self.uuid.as_bytes();
-        entry.capacity_bytes = U64::new(self.capacity_bytes);
-        entry.tier = self.tier.stored();
-        entry.state = match self.state {
-            MediumState::Active => MEMBER_ACTIVE,
-            MediumState::Draining => MEMBER_DRAINING,
-        };
-        entry.path_bytes = U16::new(u16::try_from(len).unwrap_or(0));
-        entry.path[..len].copy_from_slice(&path[..len]);
-        entry
-    }
-
-    fn from_stored(number: usize, entry: &MemberEntry) -> Option<Self> {
-        use std::os::unix::ffi::OsStrExt as _;
-        let state = match entry.state {
-            MEMBER_ACTIVE => MediumState::Active,
-            MEMBER_DRAINING => MediumState::Draining,
-            _ => return None,
-        };
-        let path = entry.path.get(..usize::from(entry.path_bytes.get()))?;
-        Some(Self {
-            number,
-            uuid: RegionUuid::new(entry.uuid),
-            capacity_bytes: entry.capacity_bytes.get(),
-            tier: TierName::from_stored(&entry.tier)?,
-            state,
-            path: Path::new(std::ffi::OsStr::from_bytes(path)).to_owned(),
-        })
-    }
-}
-
-/// Returns true if a path can be stored in the list.
-pub(crate) fn is_storable(path: &Path) -> bool {
-    path.as_os_str().len() <= MEMBER_PATH
-}
-
-/// Number of slots of a member with so many bytes.
-pub(crate) fn slots_in(capacity_bytes: u64, segment_bytes: u32) -> u32 {
-    let parts = capacity_bytes / u64::from(segment_bytes);
-    u32::try_from(parts.saturating_sub(1)).map_or(MAX_SLOTS, |slots| slots.min(MAX_SLOTS))
-}
-
-/// Members of a region, by number.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Members(Vec<RegionMember>);
-
-impl Members {
-    pub(crate) fn iter(&self) -> std::slice::Iter<'_, RegionMember> {
-        self.0.iter()
-    }
-
-    pub(crate) fn get(&self, number: usize) -> Option<&RegionMember> {
-        self.0.iter().find(|member| member.number == number)
-    }
-
-    /// Returns the members with one added, or in the place of the one with its number.
-    pub(crate) fn with(&self, member: RegionMember) -> Self {
-        let mut all = self.without(member.number);
-        all.0.push(member);
-        all.0.sort_unstable_by_key(|member| member.number);
-        all
-    }
-
-    pub(crate) fn without(&self, number: usize) -> Self {
-        let others = self.0.iter().filter(|member| member.number != number);
-        Self(others.cloned().collect())
-    }
-
-    pub(crate) fn stored(&self) -> [MemberEntry; LISTED_MEMBERS] {
-        let mut entries = [MemberEntry::new_zeroed(); LISTED_MEMBERS];
-        for member in &self.0 {
-            if let Some(entry) = entries.get_mut(member.number.wrapping_sub(1)) {
-                *entry = member.stored();
-            }
-        }
-        entries
-    }
-
-    /// Converts a list as stored; `None` if no writer makes it.
-    pub(crate) fn from_stored(entries: &[MemberEntry; LISTED_MEMBERS]) -> Option<Self> {
-        let used = (1..).zip(entries);
-        let used = used.filter(|(_, entry)| entry.as_bytes().iter().any(|&byte| byte != 0));
-        let members = used.map(|(number, entry)| RegionMember::from_stored(number, entry));
-        members.collect::<Option<_>>().map(Self)
-    }
-}
-
-const _: () = assert!(LISTED_MEMBERS == MAX_MEDIA - 1);
 
 /// Pages that are examined of a file: one that has anything in them is not taken for an empty one.
 const BLANK_PAGES: u64 = 16;
@@ -368,6 +163,7 @@ pub(crate) fn join(
 /// Checks that a medium is the one that a list means. Returns true if both copies of its header are intact.
 fn check(medium: &dyn Medium, member: &RegionMember, region: RegionUuid) -> Result<bool, String> {
     check_length(medium, member).map_err(|error| error.to_string())?;
+    check_cold(medium, member, region)?;
     match examine(medium).map_err(|error| format!("its header cannot be read: {error}"))? {
         Found::Member {
             region: theirs,
@@ -388,6 +184,38 @@ fn check(medium: &dyn Medium, member: &RegionMember, region: RegionUuid) -> Resu
         Found::Other => {
             Err("both copies of its header are damaged, or it is another file".to_owned())
         }
+    }
+}
+
+/// Checks that a medium is a cold one if its list says so, with the index that belongs to it.
+pub(crate) fn check_cold(
+    medium: &dyn Medium,
+    member: &RegionMember,
+    region: RegionUuid,
+) -> Result<(), String> {
+    match (member.cold, medium.cold()) {
+        (None, None) => Ok(()),
+        (Some(generation), Some(cold)) => {
+            let attached = cold.attach(identity(region, member.uuid), generation);
+            attached.map_err(|error| error.to_string())
+        }
+        (Some(_), None) => Err(format!(
+            "it is a cold tier, and {0}.store beside it, which names its object store, is missing: put {0}.store and \
+             {0}.index back",
+            member.path.display()
+        )),
+        (None, Some(_)) => Err(format!(
+            "it is no cold tier, and {}.store is beside it: remove that file",
+            member.path.display()
+        )),
+    }
+}
+
+/// Returns the identity of a cold medium of a region.
+pub(crate) fn identity(region: RegionUuid, medium: RegionUuid) -> ColdIdentity {
+    ColdIdentity {
+        region: *region.as_bytes(),
+        medium: *medium.as_bytes(),
     }
 }
 
@@ -451,49 +279,4 @@ fn intact_header(page: &[u8]) -> Option<MemberHeader> {
 fn checksum(header: &MemberHeader) -> u32 {
     let bytes = header.as_bytes();
     crc32fast::hash(&bytes[..bytes.len() - size_of::<u32>()])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_tiers() {
-        for name in ["nvm", "a", "my_tier-2", "fifteen-letters"] {
-            let tier: TierName = name.parse().unwrap();
-            assert_eq!(TierName::from_stored(&tier.stored()), Some(tier));
-        }
-        for name in ["", "SSD", "sixteen-letters-", "a b", "ä"] {
-            assert!(name.parse::<TierName>().is_err(), "{name}");
-        }
-        let mut tiers: Vec<TierName> = ["zz", "hdd", "aa", "nvm", "ssd"]
-            .map(|name| name.parse().unwrap())
-            .to_vec();
-        tiers.sort_unstable_by(|a, b| a.speed().cmp(&b.speed()));
-        assert_eq!(format!("{tiers:?}"), r#"["nvm", "ssd", "hdd", "aa", "zz"]"#);
-    }
-
-    #[test]
-    fn a_list_is_read_as_written() {
-        let member = |number, state| RegionMember {
-            number,
-            uuid: RegionUuid::new([7; 16]),
-            capacity_bytes: 1 << 30,
-            tier: TierName::known(1),
-            state,
-            path: PathBuf::from("/srv/region"),
-        };
-        let list = Members::default()
-            .with(member(15, MediumState::Active))
-            .with(member(2, MediumState::Active))
-            .with(member(2, MediumState::Draining));
-        assert_eq!(Members::from_stored(&list.stored()), Some(list.clone()));
-        assert_eq!(list.iter().count(), 2);
-        let mut wrong = list.stored();
-        wrong[1].state = 9;
-        assert_eq!(Members::from_stored(&wrong), None);
-        wrong = list.stored();
-        wrong[1].path_bytes = U16::new(u16::MAX);
-        assert_eq!(Members::from_stored(&wrong), None);
-    }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -168,6 +169,7 @@ pub(crate) fn recover(
         allocator: Mutex::new(allocator),
         readers: Readers::default(),
         moving: Mutex::default(),
+        healed: AtomicU64::new(0),
         failure: OnceLock::new(),
     });
 

@@ -260,6 +260,12 @@ impl Region {
         if region.failure().is_none() {
             // For information: an error is that of the superblock, and the region's failure.
             let _ = region.note_paths(&recovered.joined.paths);
+            // An index that is copied while the region is closed is an older one from here on.
+            for number in 1..MAX_MEDIA {
+                if region.is_cold(number) {
+                    let _ = region.advance_index(number);
+                }
+            }
         }
         Ok((Arc::new(region), recovered.report))
     }

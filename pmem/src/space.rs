@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 
 use parking_lot::{Mutex, MutexGuard};
 use zerocopy::little_endian::{U32, U64};
@@ -38,6 +39,8 @@ pub(crate) struct Space {
     pub(crate) readers: Readers,
     /// Held while a segment is moved, and while a page is healed where it is.
     pub(crate) moving: Mutex<()>,
+    /// Pages that were healed where they are: a copy that was made before does not have them.
+    pub(crate) healed: AtomicU64,
     /// The first failure after which nothing written can be believed to be durable.
     pub(crate) failure: OnceLock<RegionFailure>,
 }

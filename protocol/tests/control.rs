@@ -49,7 +49,10 @@ fn requests() -> Vec<Request> {
             checkpoint: text(),
             pinned: true,
         }),
-        Body::Verify(request::Verify { checkpoint: text() }),
+        Body::Verify(request::Verify {
+            checkpoint: text(),
+            cold: true,
+        }),
         Body::Export(request::Export {
             checkpoint: text(),
             small_images_only: true,
@@ -135,6 +138,8 @@ fn replies() -> Vec<Reply> {
             checkpoints: 1,
             pages: 2,
             damage: vec!["x".into()],
+            unverified_pages: 3,
+            away: "y".into(),
         }),
         Body::Exported(Exported {
             checkpoint: Some(checkpoint),

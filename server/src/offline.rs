@@ -15,7 +15,9 @@ use permafrost_keys::KeyStore;
 use permafrost_pmem::{
     MediumError, OpenError, OpenOptions, RecoverOptions, Region, RegionMember, open_medium,
 };
-use permafrost_store::{HeldCheckpoint, RegionLocation, Store, StoreError, StoreParts};
+use permafrost_store::{
+    Checked, ColdPages, HeldCheckpoint, RegionLocation, Store, StoreError, StoreParts,
+};
 
 /// Failure to examine a region, or to write what is saved.
 #[derive(Debug, thiserror::Error)]
@@ -164,9 +166,10 @@ impl Opened {
         held.name() + listed
     }
 
-    fn verify(&self, held: &HeldCheckpoint) -> Result<Vec<String>, StoreError> {
-        let checked = self.store.check(held, None, &mut |_, _| true)?;
-        Ok(checked.damage)
+    /// Reads a checkpoint, and what of it is in a cold tier.
+    fn verify(&self, held: &HeldCheckpoint) -> Result<Checked, StoreError> {
+        let fetch = ColdPages::Fetch;
+        self.store.check_with(held, None, fetch, &mut |_, _| true)
     }
 }
 
@@ -184,13 +187,17 @@ pub fn check(
     let written = report_to(region);
     let mut whole = opened.report(out).map_err(&written)?;
     for held in opened.store.everything()? {
-        let damage = opened.verify(&held)?;
-        if damage.is_empty() {
+        let checked = opened.verify(&held)?;
+        if checked.damage.is_empty() && checked.unverified_pages == 0 {
             writeln!(out, "{}: whole", opened.name(&held)).map_err(&written)?;
             continue;
         }
         whole = false;
-        for damage in damage {
+        if checked.unverified_pages > 0 {
+            let (name, pages, away) = (opened.name(&held), checked.unverified_pages, checked.away);
+            writeln!(out, "{name}: {pages} pages not verified: {away}").map_err(&written)?;
+        }
+        for damage in checked.damage {
             writeln!(out, "{damage}").map_err(&written)?;
         }
     }

@@ -439,6 +439,10 @@ impl Backend for Remote {
             };
             all.checkpoints += verified.checkpoints;
             all.pages += verified.pages;
+            all.unverified_pages += verified.unverified_pages;
+            if all.away.is_empty() && !verified.away.is_empty() {
+                all.away = format!("{node}: {}", verified.away);
+            }
             let damage = verified.damage.into_iter();
             all.damage
                 .extend(damage.map(|damage| format!("{node}: {damage}")));
@@ -459,6 +463,10 @@ impl Backend for Remote {
             };
             all.checkpoints += scrubbed.checkpoints;
             all.pages += scrubbed.pages;
+            all.unverified_pages += scrubbed.unverified_pages;
+            if all.away.is_empty() && !scrubbed.away.is_empty() {
+                all.away = format!("{node}: {}", scrubbed.away);
+            }
             let damaged = scrubbed.damaged.into_iter();
             all.damaged
                 .extend(damaged.map(|damaged| control::DamagedCheckpoint {

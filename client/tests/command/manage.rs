@@ -186,7 +186,7 @@ fn verify_exits_with_corrupt_when_something_is() {
         let mut verified = Verified {
             checkpoints: 2,
             pages: 4096,
-            damage: vec![],
+            ..Verified::default()
         };
         if verify.checkpoint.is_empty() {
             verified.damage.push(damage.clone());

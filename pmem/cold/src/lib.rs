@@ -13,11 +13,13 @@
 //! A page that is out is copied out of its object ([`Medium::read`]), and never lent ([`Medium::bytes`]).
 //!
 //! A block is moved out before the region refers to it, in this order: the object, the index entry, the hole. A crash
-//! leaves an object that no entry names, or an entry of a block that is free: [`ColdStore::sweep`] removes both.
+//! leaves an object that no entry names, or an entry of a block that is free: the region has both removed later.
+//!
+//! The store carries a marker, an object that names region and medium. Where the marker is missing or another's, the
+//! store is away: a directory where nothing is mounted must not count as one that has lost its objects.
 //!
 //! [`Medium::read`]: permafrost_medium::Medium::read
 //! [`Medium::bytes`]: permafrost_medium::Medium::bytes
-//! [`ColdStore::sweep`]: permafrost_medium::ColdStore::sweep
 
 #![allow(
     unsafe_code,
@@ -26,6 +28,7 @@
 
 mod error;
 mod index;
+mod marker;
 mod medium;
 mod object;
 mod objects;
@@ -33,5 +36,5 @@ mod site;
 
 pub use error::ColdError;
 pub use medium::ColdMedium;
-pub use objects::{DirectoryObjects, MemoryObjects, ObjectError, Objects};
+pub use objects::{DirectoryObjects, ListedObject, MemoryObjects, ObjectError, Objects};
 pub use site::{ColdSiteError, Connect, create_cold, is_cold, open_cold, remove_cold};

@@ -27,10 +27,25 @@ impl ObjectError {
     }
 }
 
+/// An object in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedObject {
+    /// Name of the object.
+    pub name: String,
+    /// Bytes of the object.
+    pub len_bytes: u64,
+}
+
 /// An object store. Methods block, and end within a time that the implementation limits.
 pub trait Objects: Send + Sync {
     /// Returns the address of the store, without credentials.
     fn address(&self) -> &str;
+
+    /// Returns true if the store may be replaced by another one between two requests, as a directory is whose file
+    /// system is mounted and unmounted.
+    fn may_be_swapped(&self) -> bool {
+        false
+    }
 
     /// Writes an object under a name that was never used; it is durable when this returns.
     ///
@@ -50,11 +65,11 @@ pub trait Objects: Send + Sync {
     /// [`ObjectError`].
     fn delete(&self, name: &str) -> Result<(), ObjectError>;
 
-    /// Lists the names that begin with `directory`, a name without its last part.
+    /// Lists the objects whose names begin with `directory`, a name without its last part.
     ///
     /// # Errors
     /// [`ObjectError`].
-    fn list(&self, directory: &str) -> Result<Vec<String>, ObjectError>;
+    fn list(&self, directory: &str) -> Result<Vec<ListedObject>, ObjectError>;
 }
 
 /// Objects as files of a directory.
@@ -92,6 +107,10 @@ impl Objects for DirectoryObjects {
         &self.address
     }
 
+    fn may_be_swapped(&self) -> bool {
+        true
+    }
+
     fn put(&self, name: &str, bytes: Vec<u8>) -> Result<(), ObjectError> {
         let path = self.path.join(name);
         let written = || {
@@ -119,16 +138,19 @@ impl Objects for DirectoryObjects {
         }
     }
 
-    fn list(&self, directory: &str) -> Result<Vec<String>, ObjectError> {
+    fn list(&self, directory: &str) -> Result<Vec<ListedObject>, ObjectError> {
         let entries = match fs::read_dir(self.path.join(directory)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.map_err(ObjectError::of_file)?,
         };
-        let names = entries.map(|entry| {
-            let name = entry?.file_name();
-            Ok(format!("{directory}/{}", name.to_string_lossy()))
+        let listed = entries.map(|entry| {
+            let entry = entry?;
+            Ok(ListedObject {
+                name: format!("{directory}/{}", entry.file_name().to_string_lossy()),
+                len_bytes: entry.metadata()?.len(),
+            })
         });
-        names
+        listed
             .collect::<io::Result<_>>()
             .map_err(ObjectError::of_file)
     }
@@ -148,15 +170,28 @@ impl MemoryObjects {
         self.away.store(away, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Changes every object.
-    pub fn change_all(&self, change: impl Fn(&mut Vec<u8>)) {
-        self.objects.lock().values_mut().for_each(change);
+    /// Makes a store with these objects.
+    #[must_use]
+    pub fn with(objects: BTreeMap<String, Vec<u8>>) -> Self {
+        Self {
+            objects: Mutex::new(objects),
+            ..Self::default()
+        }
     }
 
-    /// Returns a copy of all objects.
+    /// Changes every object but the store's marker.
+    pub fn change_all(&self, change: impl Fn(&mut Vec<u8>)) {
+        let mut objects = self.objects.lock();
+        let pages = objects.iter_mut().filter(|(name, _)| name.contains('/'));
+        pages.for_each(|(_, bytes)| change(bytes));
+    }
+
+    /// Returns a copy of all objects but the store's marker.
     #[must_use]
     pub fn all(&self) -> BTreeMap<String, Vec<u8>> {
-        self.objects.lock().clone()
+        let mut objects = self.objects.lock().clone();
+        objects.retain(|name, _| name.contains('/'));
+        objects
     }
 
     fn there(&self) -> Result<(), ObjectError> {
@@ -190,12 +225,16 @@ impl Objects for MemoryObjects {
         Ok(())
     }
 
-    fn list(&self, directory: &str) -> Result<Vec<String>, ObjectError> {
+    fn list(&self, directory: &str) -> Result<Vec<ListedObject>, ObjectError> {
         self.there()?;
         let objects = self.objects.lock();
         let prefix = format!("{directory}/");
-        let names = objects.keys().filter(|name| name.starts_with(&prefix));
-        Ok(names.cloned().collect())
+        let listed = objects.iter().filter(|(name, _)| name.starts_with(&prefix));
+        let listed = listed.map(|(name, bytes)| ListedObject {
+            name: name.clone(),
+            len_bytes: permafrost_medium::convert::to_u64(bytes.len()),
+        });
+        Ok(listed.collect())
     }
 }
 
@@ -218,7 +257,11 @@ mod tests {
         store.put("a/1", vec![1, 2]).unwrap();
         assert!(store.put("a/1", vec![3]).is_err(), "no name is used twice");
         assert_eq!(store.get("a/1").unwrap(), [1, 2]);
-        assert_eq!(store.list("a").unwrap(), ["a/1"]);
+        let listed = ListedObject {
+            name: "a/1".to_owned(),
+            len_bytes: 2,
+        };
+        assert_eq!(store.list("a").unwrap(), [listed]);
         assert!(store.list("b").unwrap().is_empty());
         store.delete("a/1").unwrap();
         store.delete("a/1").unwrap();

@@ -7,7 +7,9 @@
 
 pub mod by_id;
 pub mod digest;
+mod faults;
 pub mod ids;
+pub mod members;
 pub mod slots;
 mod stored;
 
@@ -16,6 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use permafrost_medium::PAGE_SIZE;
 
+pub use faults::{MapFault, SuperblockFault};
 pub use stored::StoredPages;
 
 /// The format version this build writes, and the only one it reads.
@@ -90,6 +93,11 @@ pub const MEMBER_ACTIVE: u8 = 1;
 /// State of a listed member: segments are moved away from it.
 pub const MEMBER_DRAINING: u8 = 2;
 
+/// Kind of a listed member: all its pages are in its file.
+pub const MEMBER_MAPPED: u8 = 0;
+/// Kind of a listed member: most of its pages are in an object store.
+pub const MEMBER_COLD: u8 = 1;
+
 /// Entry of the list of members: a medium beside the region's first. All zero if there is none with its number, which
 /// is one more than its place in the list.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -103,8 +111,10 @@ pub struct MemberEntry {
     pub tier: [u8; TIER_BYTES],
     /// [`MEMBER_ACTIVE`] or [`MEMBER_DRAINING`].
     pub state: u8,
-    /// Reserved field, always zero.
-    pub reserved: [u8; 5],
+    /// [`MEMBER_MAPPED`] or [`MEMBER_COLD`].
+    pub kind: u8,
+    /// Generation of a cold member's index; 0 for others.
+    pub index_generation: U32,
     /// Bytes of the path.
     pub path_bytes: U16,
     /// Path at which the medium was last found, for information only.

@@ -124,15 +124,69 @@ impl From<NotRecalled> for io::Error {
     }
 }
 
+/// Returns true if an error of a cold medium says that an object is missing or damaged, and not that its store is away:
+/// its kind is [`io::ErrorKind::InvalidData`], which no other error of a medium has.
+#[must_use]
+pub fn is_damaged_object(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidData
+}
+
+/// Identity of a cold medium: its index and its object store carry it, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ColdIdentity {
+    /// UUID of the region.
+    pub region: [u8; 16],
+    /// UUID of the medium.
+    pub medium: [u8; 16],
+}
+
+/// Pages of a block that were fetched from an object store, and are read from memory while this is kept.
+pub type FetchedPages = Box<dyn std::any::Any + Send>;
+
 /// An object store under a medium: blocks, which are the slots of a region, are moved out to it.
 ///
 /// A page that is out is read from the store ([`Medium::read`], which may take long and fail), and not lent.
+///
+/// Errors say that the store is away, unless [`is_damaged_object`] returns true.
+///
+/// Methods that ask the store say so. They may take as long as it lets a request take, so a caller holds no lock.
 pub trait ColdStore {
     /// Returns the address of the store, without credentials.
     fn address(&self) -> &str;
 
+    /// Makes the index and the store those of a new medium; the index has `generation`. Asks the store.
+    /// `is_listed` returns true for media of the same region, whose store is not taken over.
+    ///
+    /// # Errors
+    /// The store is away, or is another medium's; the index cannot be written.
+    fn adopt(
+        &self,
+        identity: ColdIdentity,
+        generation: u32,
+        is_listed: &dyn Fn([u8; 16]) -> bool,
+    ) -> io::Result<()>;
+
+    /// Checks that the index is that of a medium, and of `generation` or the next one: a crash may have come between
+    /// the index and the region's record of it.
+    ///
+    /// # Errors
+    /// The index is missing, damaged, another medium's or another generation's. The message says what to do.
+    fn attach(&self, identity: ColdIdentity, generation: u32) -> io::Result<()>;
+
+    /// Writes the generation of the index, durably.
+    ///
+    /// # Errors
+    /// The index cannot be written.
+    fn set_generation(&self, generation: u32) -> io::Result<()>;
+
+    /// Gives the store up, so that another medium can have it. Asks the store.
+    ///
+    /// # Errors
+    /// The store is away.
+    fn release(&self) -> io::Result<()>;
+
     /// Moves the block at `at` out: the pages `out` into an object. The pages `kept` stay, all others are not needed
-    /// any more. What was written is durable. Returns the size of the object.
+    /// any more. What was written is durable. Returns the size of the object. Asks the store.
     ///
     /// # Errors
     /// The store is away, or a medium fails: everything is as it was, but an object that nothing names may be left.
@@ -141,12 +195,43 @@ pub trait ColdStore {
     /// Returns true if pages of the block at `at` are out.
     fn is_out(&self, at: u64) -> bool;
 
-    /// Removes objects of blocks that are free, and objects that nothing names, as a crash leaves them. Returns their
-    /// number.
+    /// Returns the offsets of all blocks with pages that are out.
+    ///
+    /// # Errors
+    /// The index fails.
+    fn blocks_out(&self) -> io::Result<Vec<u64>>;
+
+    /// Fetches the pages of the block at `at` that are out, if there are any, so that they are read from memory while
+    /// the result is kept. Asks the store.
+    ///
+    /// # Errors
+    /// The store is away, or the object is missing or damaged.
+    fn fetch_block(&self, at: u64) -> io::Result<FetchedPages>;
+
+    /// Forgets the object of the block at `at`, which nothing refers to.
+    ///
+    /// # Errors
+    /// The index fails.
+    fn forget(&self, at: u64) -> io::Result<()>;
+
+    /// Lists the objects that nothing names, as removed blocks and crashes leave them. Asks the store.
     ///
     /// # Errors
     /// The store is away, or the index fails.
-    fn sweep(&self, is_free: &dyn Fn(u64) -> bool) -> io::Result<u64>;
+    fn unneeded(&self) -> io::Result<Vec<String>>;
+
+    /// Removes objects that nothing names. Returns their number. Asks the store.
+    ///
+    /// # Errors
+    /// The store is away, or the index fails.
+    fn remove(&self, unneeded: &[String]) -> io::Result<u64>;
+
+    /// Lists the store, and returns the offsets of blocks whose objects are missing or do not have the size that was
+    /// written. Asks the store: one list, no object.
+    ///
+    /// # Errors
+    /// The store is away, or the index fails.
+    fn absent(&self) -> io::Result<Vec<u64>>;
 }
 
 /// Memory with explicit durability.

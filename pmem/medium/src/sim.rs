@@ -54,14 +54,16 @@ pub enum MediumEvent {
     Fence(Vec<(u64, u64)>),
     /// The scenario has reached this mark.
     Mark(u64),
+    /// Something was changed beside the media, such as in an object store: durable by itself.
+    Aside(u64),
 }
 
 impl MediumEvent {
-    /// Returns true for a flush or a fence: where crashes are worth trying. Bytes that are written between two of
+    /// Returns true for a flush or a fence, or a change beside the media: where crashes are worth trying. Bytes that are written between two of
     /// them are pending at the second, and may be lost there as if they had not been written.
     #[must_use]
     pub fn is_cut(&self) -> bool {
-        matches!(self, Self::Flush { .. } | Self::Fence(_))
+        matches!(self, Self::Flush { .. } | Self::Fence(_) | Self::Aside(_))
     }
 }
 
@@ -157,6 +159,11 @@ impl SimMedium {
     /// Puts a mark into the log.
     pub fn mark(&self, number: u64) {
         self.state().log.push(MediumEvent::Mark(number));
+    }
+
+    /// Puts a change beside the media into the log.
+    pub fn aside(&self, number: u64) {
+        self.state().log.push(MediumEvent::Aside(number));
     }
 
     /// Returns the log since the beginning, or since the last call.
@@ -376,7 +383,7 @@ impl Replay {
                     !values.is_empty()
                 });
             }
-            MediumEvent::Mark(_) => {}
+            MediumEvent::Mark(_) | MediumEvent::Aside(_) => {}
         }
     }
 

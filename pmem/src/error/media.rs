@@ -96,6 +96,15 @@ pub enum MediaError {
         /// Number of the medium.
         number: usize,
     },
+    /// The medium is not the cold one that the region lists, or its index is not the one that belongs to it.
+    #[error("{problem}")]
+    Cold {
+        /// Difference, and what to do.
+        problem: String,
+    },
+    /// The object store of a cold medium cannot be taken.
+    #[error(transparent)]
+    Store(io::Error),
     /// The header is of a newer build.
     #[error("the file was written by a newer build")]
     Newer,

@@ -14,8 +14,10 @@
 
 use super::{PageMap, ParentPage};
 use crate::PAGE_SIZE;
+use crate::cool::fetch_slot;
 use crate::error::{HealError, PageError};
-use permafrost_medium::Medium;
+use permafrost_medium::{Medium, is_damaged_object};
+use std::sync::atomic::Ordering;
 
 impl PageMap {
     /// Heals a damaged page, durably; returns true if it was damaged. `page` comes from another copy of the
@@ -42,6 +44,13 @@ impl PageMap {
             });
         }
         let space = self.checkpoint.space();
+        // Before the lock, as it may ask an object store. What is away is not damaged.
+        let slot = space.table.slot(place.segment);
+        let fetched = slot.map_or(Ok(None), |slot| fetch_slot(space, slot));
+        let _fetched = match fetched {
+            Err(error) if !is_damaged_object(&error) => return Err(PageError::Io(error).into()),
+            fetched => fetched,
+        };
         // A move would otherwise copy the page while it is written, or leave the healed one behind.
         let _moving = space.lock_moves();
         let located = space.locate_encrypted(place, 1);
@@ -72,6 +81,7 @@ impl PageMap {
         // SAFETY: the segment is held by this map's checkpoint. Borrowers of the page have verified it to be `page`, or
         // take nothing from it but that it is damaged: see above.
         unsafe { medium.rewrite_page(at, page) }.map_err(HealError::Write)?;
+        space.healed.fetch_add(1, Ordering::Relaxed);
         match is_whole() {
             Ok(true) => Ok(true),
             Ok(false) => Err(HealError::NotKept { index }),

@@ -17,7 +17,7 @@ use crate::ids::PageNo;
 use crate::layout::SlotEntry;
 use crate::{PAGE_BYTES, PAGE_SIZE};
 use permafrost_medium::convert::{to_u64, to_usize};
-use permafrost_medium::{LostPage, Medium};
+use permafrost_medium::{LostPage, MEDIUM_SPAN, Medium, NotRecalled};
 
 /// Zeros from which a blob's zero runs are passed on, a piece at a time.
 static ZEROS: [u8; 16 * PAGE_SIZE] = [0; 16 * PAGE_SIZE];
@@ -114,9 +114,17 @@ impl PageMap {
         // checkpoint keeps the slot that it was in.
         let lent = unsafe { medium.bytes(at, run_len(pages)) };
         let lost = |error| lost_page(error, (first_index, at), location.plus(skip));
-        let bytes = lent.map_err(lost)?;
+        let bytes = match lent {
+            // In an object store, which has them copied only.
+            Err(error) if NotRecalled::is(&error) => {
+                let mut copy = vec![0; run_len(pages)];
+                medium.read(at, &mut copy).map_err(lost)?;
+                Cow::Owned(copy)
+            }
+            lent => Cow::Borrowed(lent.map_err(lost)?),
+        };
         if let Some(cipher) = cipher {
-            let mut bytes = bytes.to_vec();
+            let mut bytes = bytes.into_owned();
             decrypt_pages(&cipher, location.plus(skip), &mut bytes);
             let compared = self.verify_by_leaves(run, first_index, &bytes);
             medium.check(at, to_u64(bytes.len())).map_err(lost)?;
@@ -129,7 +137,7 @@ impl PageMap {
             }
             medium.check(at, to_u64(bytes.len())).map_err(lost)?;
             if all.finalize() == crcs_crc32 {
-                return Ok(Cow::Borrowed(bytes));
+                return Ok(bytes);
             }
         }
         if let Some(key) = self.checkpoint.space().locked(place.segment) {
@@ -155,8 +163,25 @@ impl PageMap {
         medium.check(at, to_u64(bytes.len())).map_err(lost)?;
         match damaged {
             Some(error) => Err(error),
-            None => Ok(Cow::Borrowed(bytes)),
+            None => Ok(bytes),
         }
+    }
+
+    /// Returns true if pages of a run are in an object store: reading them asks it. Asks it for nothing itself.
+    #[must_use]
+    pub fn is_out(&self, run: &StoredRun) -> bool {
+        let RunKind::Stored { location, .. } = run.kind else {
+            return false;
+        };
+        let space = self.checkpoint.space();
+        let located = self.place(location, run.pages).ok();
+        let located = located.and_then(|place| space.locate(place, run.pages).ok());
+        let Some(at) = located.filter(|at| space.is_cold(to_usize(at / MEDIUM_SPAN))) else {
+            return false;
+        };
+        // SAFETY: as in `read_range`; nothing is read.
+        let lent = unsafe { space.medium.bytes(at, run_len(run.pages)) };
+        lent.is_err_and(|error| NotRecalled::is(&error))
     }
 
     /// Compares some of a run's pages with the checksums in the map, which are of pages before they were encrypted.
@@ -268,14 +293,14 @@ impl PageMap {
         if self.is_encrypted(location, run.pages)? {
             return Ok(None);
         }
-        self.read(run)?;
-        let place = space
-            .geometry
-            .place(location, run.pages)
-            .map_err(|_| outside(location))?;
+        let place = self.place(location, run.pages)?;
         let at = space.locate(place, run.pages);
         let at = at.map_err(|error| error.at(location))?;
-        Ok(space.medium.file_at(at))
+        let file = space.medium.file_at(at);
+        if file.is_some() {
+            self.read(run)?;
+        }
+        Ok(file)
     }
 
     /// Passes on bytes of a blob, `len_bytes` of them from `at` on, in pieces of at most a segment.

@@ -6,6 +6,7 @@
 
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 
+mod cold;
 mod compaction;
 mod faults;
 mod healing;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use permafrost_pmem::sim::{SimMedium, mix};
 use permafrost_pmem::{
-    CheckpointId, DataKey, FoundMember, KeyId, MapRoot, Medium, MediumState, OpenError, PAGE_SIZE,
-    RecoverOptions, Region, RegionMember, RunKind, StoredCheckpoint,
+    CheckpointId, DataKey, FindMember, FoundMember, KeyId, MapRoot, Medium, MediumState, OpenError,
+    PAGE_SIZE, RecoverOptions, Region, RegionMember, RunKind, StoredCheckpoint,
 };
 
 /// Number that a page's content follows from; 0 is a page of zeros.
@@ -77,9 +77,18 @@ pub(crate) fn recover_with(
     others: &[Arc<SimMedium>],
     allowed: &[&State],
 ) -> Result<Recovered, String> {
+    recover_found(medium, &mut find(others), allowed)
+}
+
+/// Opens a region whose other media `find` finds, and compares, as [`recover`] does.
+pub(crate) fn recover_found(
+    medium: &Arc<SimMedium>,
+    find: &mut FindMember<'_>,
+    allowed: &[&State],
+) -> Result<Recovered, String> {
     let (medium, image) = (Arc::clone(medium), medium.image());
     let first = Arc::clone(&medium) as Arc<dyn Medium>;
-    let found = match Region::open_all(first, RecoverOptions::default(), &mut find(others)) {
+    let found = match Region::open_all(first, RecoverOptions::default(), find) {
         Ok((region, _)) => Some(region),
         Err(OpenError::NotARegion) => {
             if medium.image() != image {

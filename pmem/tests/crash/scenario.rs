@@ -10,6 +10,7 @@ use permafrost_pmem::{
     StoredCheckpoint,
 };
 
+use crate::cold::ColdParts;
 use crate::model::{self, Pages, Salt, Sealed, State, page};
 
 /// Small enough to be copied ten thousand times: a dozen segments and one page of journal a half.
@@ -51,6 +52,8 @@ pub(crate) struct Player {
     pub(crate) medium: Arc<SimMedium>,
     /// Media that can be added to the region; their path is their place here.
     pub(crate) others: Vec<Arc<SimMedium>>,
+    /// A cold medium that can be added.
+    pub(crate) cold: Option<ColdParts>,
     pub(crate) region: Option<Arc<Region>>,
     /// The last one is current.
     pub(crate) states: Vec<State>,
@@ -65,6 +68,7 @@ impl Player {
             rng: Rng::new(seed),
             medium: Arc::new(SimMedium::new(CAPACITY)),
             others: Vec::new(),
+            cold: None,
             region: None,
             states: vec![None],
             pending: None,
@@ -83,6 +87,7 @@ impl Player {
             rng: Rng::new(seed),
             medium,
             others: Vec::new(),
+            cold: None,
             region: Some(region),
             states: vec![state],
             pending: None,
@@ -149,7 +154,10 @@ impl Player {
         self.region = None;
         let medium = Arc::clone(&self.medium) as Arc<dyn Medium>;
         let options = RecoverOptions::default();
-        let opened = Region::open_all(medium, options, &mut model::find(&self.others));
+        let opened = match &self.cold {
+            Some(cold) => Region::open_all(medium, options, &mut |_| Ok(cold.found())),
+            None => Region::open_all(medium, options, &mut model::find(&self.others)),
+        };
         let region = opened.unwrap().0;
         model::give_keys(&region);
         self.region = Some(region);

@@ -216,6 +216,12 @@ pub struct Verified {
     /// Damaged parts, one entry each, by name and address.
     #[prost(string, repeated, tag = "3")]
     pub damage: Vec<String>,
+    /// Number of pages in a cold tier that were not verified: it was not asked for them, or is away.
+    #[prost(uint64, tag = "4")]
+    pub unverified_pages: u64,
+    /// Reason why the cold tier gave none of those that it was asked for; empty for none.
+    #[prost(string, tag = "5")]
+    pub away: String,
 }
 
 /// Result of an export.

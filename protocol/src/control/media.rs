@@ -12,6 +12,9 @@ pub struct RegionMedia {
     /// Bytes that draining, cooling or warming has moved, or would move; 0 for other requests.
     #[prost(uint64, tag = "2")]
     pub moved_bytes: u64,
+    /// Parts of checkpoints that draining could not move, as their objects are missing or damaged: the first 64.
+    #[prost(string, repeated, tag = "3")]
+    pub not_moved: Vec<String>,
 }
 
 /// A medium of a region.

@@ -216,6 +216,9 @@ pub struct Verify {
     /// `JOB`, `JOB@GEN`, or empty for everything.
     #[prost(string, tag = "1")]
     pub checkpoint: String,
+    /// True to fetch pages in a cold tier and verify them. Those of a named checkpoint always are.
+    #[prost(bool, tag = "2")]
+    pub cold: bool,
 }
 
 /// Write a checkpoint as a CRIU images directory into the directory whose descriptor rides along.
@@ -363,6 +366,9 @@ pub struct Scrub {
     /// `JOB`, `JOB@GEN`, or empty for everything.
     #[prost(string, tag = "1")]
     pub checkpoint: String,
+    /// True to fetch pages in a cold tier and verify them. Those of a named checkpoint always are.
+    #[prost(bool, tag = "2")]
+    pub cold: bool,
 }
 
 /// Pack sparse parts of the region, so that the space that removed checkpoints have left in them becomes free.

@@ -15,6 +15,12 @@ pub struct Scrubbed {
     /// Checkpoints that were found damaged, healed or not.
     #[prost(message, repeated, tag = "3")]
     pub damaged: Vec<DamagedCheckpoint>,
+    /// Number of pages in a cold tier that were not verified: it was not asked for them, or is away.
+    #[prost(uint64, tag = "4")]
+    pub unverified_pages: u64,
+    /// Reason why the cold tier gave none of those that it was asked for; empty for none.
+    #[prost(string, tag = "5")]
+    pub away: String,
 }
 
 /// A checkpoint that a scrub found damaged.
@@ -62,4 +68,8 @@ pub struct ScrubStatus {
     /// Checkpoints that are damaged now.
     #[prost(uint64, tag = "6")]
     pub quarantined: u64,
+    /// Pages in a cold tier that the last looks at their checkpoints have not verified: only that their objects are
+    /// there, by a list.
+    #[prost(uint64, tag = "7")]
+    pub unverified_pages: u64,
 }

@@ -6,8 +6,8 @@ use permafrost_catalog::{ListPart, in_list_order};
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::{CheckpointRef, JobName};
 use permafrost_store::{
-    ContentDigest, HeldCheckpoint, MissingObject, ProgressReceiver, PublicationState, ReadingError,
-    SealingError, StoreError, checkpoint_name, job_name,
+    ColdPages, ContentDigest, HeldCheckpoint, MissingObject, ProgressReceiver, PublicationState,
+    ReadingError, SealingError, StoreError, checkpoint_name, job_name,
 };
 
 use crate::{ClusteredStore, Registered, Registry};
@@ -142,20 +142,37 @@ impl ClusteredStore {
     }
 
     /// Reads every page that this node has of one checkpoint, of a job's newest, or (empty) of every checkpoint,
-    /// and checks them.
+    /// and checks them. Pages in a cold tier are fetched for a named checkpoint, and else if `cold` says so.
     ///
     /// # Errors
     /// No such checkpoint, or not here. Damage is no error: the reply lists it.
     pub fn verify(
         &self,
         reference: &str,
+        cold: bool,
         progress: ProgressReceiver<'_>,
     ) -> Result<control::Verified, StoreError> {
-        if reference.is_empty() {
-            return self.local.verify(None, progress);
+        if !reference.is_empty() {
+            return self.verify_named(reference, true, progress);
         }
+        self.local.verify(None, cold_pages(cold), progress)
+    }
+
+    /// Reads every page that this node has of one checkpoint, or of a job's newest, and checks them. Pages in a cold
+    /// tier are fetched if `cold` says so.
+    ///
+    /// # Errors
+    /// Those of [`ClusteredStore::verify`].
+    pub fn verify_named(
+        &self,
+        reference: &str,
+        cold: bool,
+        progress: ProgressReceiver<'_>,
+    ) -> Result<control::Verified, StoreError> {
         let record = self.resolve(reference)?;
-        let verified = self.local.verify(Some(record.clone()), progress);
+        let verified = self
+            .local
+            .verify(Some(record.clone()), cold_pages(cold), progress);
         verified.map_err(|error| named_holders(error, &record))
     }
 
@@ -418,4 +435,11 @@ pub(crate) fn not_here(record: &control::Checkpoint) -> StoreError {
         checkpoint: checkpoint_name(record),
         holders: record.nodes.clone(),
     })
+}
+
+fn cold_pages(fetch: bool) -> ColdPages {
+    match fetch {
+        true => ColdPages::Fetch,
+        false => ColdPages::Leave,
+    }
 }

@@ -211,11 +211,12 @@ pub fn plan_down(mut tiers: Tiers, slots: &[SlotUse]) -> Vec<Move> {
     slots.iter().enumerate().filter_map(moved).collect()
 }
 
-/// Returns moves of these slots to the fastest tier with room. With a percentage no tier is filled above it.
+/// Returns moves of these slots to the fastest tier with room. With a percentage no tier is filled above it. A slot that
+/// is on none of the tiers, as its medium is drained, moves to any of them.
 #[must_use]
 pub fn plan_up(mut tiers: Tiers, slots: &[SlotUse], above_percent: Option<u8>) -> Vec<Move> {
     let moved = |(place, slot): (usize, &SlotUse)| {
-        let tier = tiers.tier_of(slot.medium)?;
+        let tier = tiers.tier_of(slot.medium).unwrap_or(tiers.count());
         let to = tiers.take_above(tier, above_percent)?;
         Some(Move { slot: place, to })
     };
@@ -371,5 +372,9 @@ mod tests {
         assert_eq!(pairs(&within), [(0, 0)]);
         let down = plan_down(tiers(&rooms), &slots);
         assert_eq!(pairs(&down), [(1, 2), (2, 1)]);
+        // From a medium that is drained, also to the slowest.
+        let drained = [slot(9, 0, false), slot(9, 0, false), slot(9, 0, false)];
+        let away = plan_up(tiers(&[(10, 1), (10, 0), (10, 1)]), &drained, None);
+        assert_eq!(pairs(&away), [(0, 0), (1, 2)]);
     }
 }

@@ -29,6 +29,20 @@ impl Restores {
         self.0.insert(id.to_owned(), Restored { last: now, count });
     }
 
+    /// Records that a restore of a checkpoint begins: it is in use from now on, and counts when it has ended.
+    pub fn begin(&mut self, id: &str, now: Instant) {
+        let restored = self.0.entry(id.to_owned());
+        let restored = restored.or_insert(Restored {
+            last: now,
+            count: 0,
+        });
+        // One long after the one before begins anew.
+        if now.saturating_duration_since(restored.last) > OFTEN_WITHIN {
+            restored.count = 0;
+        }
+        restored.last = now;
+    }
+
     /// Returns the time since a checkpoint was restored last; `None` if that is not known.
     #[must_use]
     pub fn idle(&self, id: &str, now: Instant) -> Option<Duration> {
@@ -70,5 +84,16 @@ mod tests {
         assert_eq!(restores.idle("a", late), Some(Duration::from_secs(1)));
         restores.retain(|id| id == "b");
         assert_eq!(restores.idle("a", late), None);
+        // A restore is used when it begins, and counts once.
+        restores.begin("c", now);
+        assert_eq!(restores.idle("c", now), Some(Duration::ZERO));
+        restores.record("c", now);
+        assert!(restores.take_often().is_empty());
+        restores.begin("c", late + OFTEN_WITHIN);
+        restores.record("c", late + OFTEN_WITHIN);
+        assert!(
+            restores.take_often().is_empty(),
+            "the one before is too long ago"
+        );
     }
 }

@@ -9,6 +9,8 @@
 
 #![forbid(unsafe_code)]
 
+mod limited;
+
 use std::future::Future;
 use std::io;
 use std::path::Path as FilePath;
@@ -17,14 +19,20 @@ use std::time::Duration;
 
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload};
-use permafrost_cold::{DirectoryObjects, ObjectError, Objects};
+use permafrost_cold::{DirectoryObjects, ListedObject, ObjectError, Objects};
 use tokio::runtime::Runtime;
 use url::Url;
+
+use crate::limited::LimitedObjects;
 // Only for its features: the store's client uses it.
 use reqwest as _;
 
-/// Longest time that a request takes, its retries included: an object is a slot of a region, some MiB at most.
-const LIMIT: Duration = Duration::from_secs(30);
+/// Longest time that a request takes, its retries included: an object is a slot of a region, some MiB at most. A list
+/// may have many parts, and takes at most [`LISTS`] times as long.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// Times of [`LIMIT`] that a list may take.
+const LISTS: u32 = 10;
 
 /// Prefixes of the environment variables that name credentials and options.
 const VARIABLES: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
@@ -50,6 +58,18 @@ pub fn connect_with(
     address: &str,
     options: impl Iterator<Item = (String, String)>,
 ) -> Result<Arc<dyn Objects>, String> {
+    connect_within(address, options, LIMIT)
+}
+
+/// Returns the store at an address as [`connect_with`] does, whose requests take at most `limit` instead of [`LIMIT`].
+///
+/// # Errors
+/// The reason why the address names no store.
+pub fn connect_within(
+    address: &str,
+    options: impl Iterator<Item = (String, String)>,
+    limit: Duration,
+) -> Result<Arc<dyn Objects>, String> {
     // It is stored as a line of text.
     if address.chars().any(char::is_control) {
         return Err("it has control characters".to_owned());
@@ -59,7 +79,8 @@ pub fn connect_with(
         if !path.is_absolute() {
             return Err("the directory is to be named by its whole path".to_owned());
         }
-        return Ok(Arc::new(DirectoryObjects::new(path)));
+        let store = Arc::new(DirectoryObjects::new(path));
+        return Ok(Arc::new(LimitedObjects::new(store, limit)));
     }
     let url = Url::parse(address).map_err(|error| error.to_string())?;
     if !["s3", "gs", "az"].contains(&url.scheme()) {
@@ -76,6 +97,7 @@ pub fn connect_with(
         store,
         prefix,
         address: address.to_owned(),
+        limit,
         runtime: runtime()?,
     }))
 }
@@ -98,6 +120,7 @@ struct RemoteObjects {
     store: Box<dyn ObjectStore>,
     prefix: Path,
     address: String,
+    limit: Duration,
     runtime: &'static Runtime,
 }
 
@@ -110,9 +133,10 @@ impl RemoteObjects {
     /// Waits for a request.
     fn wait<T>(
         &self,
+        limit: Duration,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, ObjectError> {
-        let limited = async { tokio::time::timeout(LIMIT, request).await };
+        let limited = async { tokio::time::timeout(limit, request).await };
         match self.runtime.block_on(limited) {
             Ok(done) => done.map_err(|error| match error {
                 object_store::Error::NotFound { .. } => ObjectError::Missing,
@@ -133,7 +157,7 @@ impl Objects for RemoteObjects {
 
     fn put(&self, name: &str, bytes: Vec<u8>) -> Result<(), ObjectError> {
         let path = self.path(name);
-        let put = self.wait(self.store.put(&path, PutPayload::from(bytes)));
+        let put = self.wait(self.limit, self.store.put(&path, PutPayload::from(bytes)));
         match put {
             Ok(_) => Ok(()),
             // The bucket is.
@@ -144,26 +168,31 @@ impl Objects for RemoteObjects {
 
     fn get(&self, name: &str) -> Result<Vec<u8>, ObjectError> {
         let path = self.path(name);
-        let bytes = self.wait(async { self.store.get(&path).await?.bytes().await })?;
+        let bytes = self.wait(self.limit, async {
+            self.store.get(&path).await?.bytes().await
+        })?;
         Ok(bytes.to_vec())
     }
 
     fn delete(&self, name: &str) -> Result<(), ObjectError> {
         let path = self.path(name);
-        match self.wait(self.store.delete(&path)) {
+        match self.wait(self.limit, self.store.delete(&path)) {
             Err(ObjectError::Missing) => Ok(()),
             deleted => deleted,
         }
     }
 
-    fn list(&self, directory: &str) -> Result<Vec<String>, ObjectError> {
+    fn list(&self, directory: &str) -> Result<Vec<ListedObject>, ObjectError> {
         let path = self.path(directory);
-        let listed = self.wait(self.store.list_with_delimiter(Some(&path)))?;
-        let names = listed
-            .objects
-            .iter()
-            .filter_map(|object| object.location.filename());
-        Ok(names.map(|name| format!("{directory}/{name}")).collect())
+        let listed = self.store.list_with_delimiter(Some(&path));
+        let listed = self.wait(self.limit.saturating_mul(LISTS), listed)?;
+        let listed = listed.objects.iter().filter_map(|object| {
+            Some(ListedObject {
+                name: format!("{directory}/{}", object.location.filename()?),
+                len_bytes: object.size,
+            })
+        });
+        Ok(listed.collect())
     }
 }
 

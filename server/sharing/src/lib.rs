@@ -261,7 +261,9 @@ impl FindEqual for PageFinder {
 mod tests {
     use std::time::Duration;
 
-    use permafrost_pmem::{FormatOptions, MapStats, PAGE_SIZE, create_medium_in_memory, sim::mix};
+    use permafrost_pmem::{
+        DataKey, FormatOptions, KeyId, MapStats, PAGE_SIZE, create_medium_in_memory, sim::mix,
+    };
 
     use super::*;
 
@@ -276,6 +278,8 @@ mod tests {
     struct Site {
         region: Arc<Region>,
         shared: SharedPages,
+        /// Key that dumps are encrypted with.
+        key: Option<KeyId>,
     }
 
     impl Site {
@@ -285,7 +289,17 @@ mod tests {
             Self {
                 region: Region::open(medium).unwrap().0,
                 shared: SharedPages::new(vec!["lab".to_owned()]),
+                key: None,
             }
+        }
+
+        /// Encrypts from now on, with the key of this number.
+        fn encrypt(&mut self, number: u8) -> KeyId {
+            let id = KeyId::new(number.into()).unwrap();
+            let cipher = DataKey::new([number; 32]).cipher(self.region.usage().uuid.as_bytes());
+            self.region.keys().insert(id, cipher);
+            self.key = Some(id);
+            id
         }
 
         /// Dumps pages as a job's checkpoint; its manifest is the root of its map.
@@ -297,7 +311,7 @@ mod tests {
             };
             let deadline = Instant::now() + Duration::from_secs(600);
             self.shared.refresh(&self.region, "lab", &open, deadline);
-            let mut shadow = self.region.begin();
+            let mut shadow = self.region.begin_encrypted(self.key).unwrap();
             shadow.look_in(Box::new(self.shared.finder(&self.region, "lab")));
             let mut map = shadow.map();
             shadow
@@ -351,6 +365,33 @@ mod tests {
         let unlike = pages(9000..9500);
         let (_, stats) = site.dump("lab/d", 0, &unlike);
         assert_eq!(stats.shared, 0);
+    }
+
+    #[test]
+    fn encrypted_pages_are_shared_and_stay_so_under_another_key() {
+        let mut site = Site::new();
+        let old = site.encrypt(1);
+        let content = pages(0..2000);
+        let (a, _) = site.dump("lab/a", 0x1000, &content);
+        let (b, stats) = site.dump("lab/b", 7, &content);
+        assert!(stats.shared > 1300, "{stats:?}");
+        let new = site.encrypt(2);
+        let roots = |checkpoint: &Arc<StoredCheckpoint>| {
+            let root = MapRoot::try_from(&checkpoint.manifest().ok()?[..]).ok()?;
+            Some(vec![root])
+        };
+        let survey = site.region.survey_keys(&roots, &[old]);
+        let changed = site.region.change_keys(&survey, new, u64::MAX).unwrap();
+        assert!(
+            changed.segments > 0 && changed.left_segments == 0,
+            "{changed:?}"
+        );
+        drop(survey);
+        assert!(site.region.take_unused_key(old));
+        assert!(site.content(a) == content && site.content(b) == content);
+        let (c, stats) = site.dump("lab/c", 0, &content);
+        assert!(stats.shared > 1300, "{stats:?}");
+        assert!(site.content(c) == content);
     }
 
     #[test]

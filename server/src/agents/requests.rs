@@ -77,9 +77,7 @@ impl Agents {
                 let pinned = self.store.pin(&pin.checkpoint, pin.pinned);
                 reply::Body::Checkpoint(pinned?)
             }
-            request::Body::Verify(verify) => {
-                reply::Body::Verified(self.verify(peer, &verify.checkpoint)?)
-            }
+            request::Body::Verify(verify) => reply::Body::Verified(self.verify(peer, &verify)?),
             request::Body::Status(_) => reply::Body::Status(self.status(peer)?),
             request::Body::Nodes(nodes) => {
                 let answer = self.operator()?.nodes(&nodes);
@@ -105,9 +103,9 @@ impl Agents {
                 reply::Body::Rebuilt(rebuilt)
             }
             request::Body::Scrub(scrub) => {
-                let scrubbed = self
-                    .scrubber("scrubs")?
-                    .scrub(&scrub.checkpoint, &mut |_, _| {});
+                let scrubbed =
+                    self.scrubber("scrubs")?
+                        .scrub(&scrub.checkpoint, scrub.cold, &mut |_, _| {});
                 reply::Body::Scrubbed(scrubbed?)
             }
             request::Body::Gc(gc) => {
@@ -259,7 +257,12 @@ impl Agents {
         Ok(listed)
     }
 
-    fn verify(&self, peer: &Peer, reference: &str) -> Result<control::Verified, control::Error> {
+    fn verify(
+        &self,
+        peer: &Peer,
+        verify: &request::Verify,
+    ) -> Result<control::Verified, control::Error> {
+        let reference = verify.checkpoint.as_str();
         let everything = reference.is_empty();
         let references = if everything {
             self.list(peer, "")?
@@ -272,7 +275,9 @@ impl Agents {
         };
         let mut all = control::Verified::default();
         for reference in references {
-            let verified = match self.store.verify(&reference, &mut |_, _| {}) {
+            // Each of everything is named here, and counts as such.
+            let cold = verify.cold || !everything;
+            let verified = match self.store.verify_named(&reference, cold, &mut |_, _| {}) {
                 // Removed since it was listed, or held by others only.
                 Err(StoreError::NotFound { .. }) if everything => continue,
                 verified => verified?,
@@ -280,6 +285,10 @@ impl Agents {
             all.checkpoints += verified.checkpoints;
             all.pages += verified.pages;
             all.damage.extend(verified.damage);
+            all.unverified_pages += verified.unverified_pages;
+            if all.away.is_empty() {
+                all.away = verified.away;
+            }
         }
         Ok(all)
     }

@@ -254,7 +254,7 @@ impl Backend for Local {
         progress: ProgressReceiver<'_>,
     ) -> Result<control::Verified, control::Error> {
         self.store
-            .verify(&verify.checkpoint, progress)
+            .verify(&verify.checkpoint, verify.cold, progress)
             .map_err(control::Error::from)
     }
 
@@ -264,7 +264,7 @@ impl Backend for Local {
         progress: ProgressReceiver<'_>,
     ) -> Result<control::Scrubbed, control::Error> {
         self.scrubber
-            .scrub(&scrub.checkpoint, progress)
+            .scrub(&scrub.checkpoint, scrub.cold, progress)
             .map_err(control::Error::from)
     }
 

@@ -3,17 +3,19 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use permafrost_agent::host::arguments::in_full;
 use permafrost_pmem::{
-    CopyId, PAGE_SIZE, PageError, PageMap, RunKind, StoredCheckpoint, StoredRun,
+    CopyId, MediaError, PAGE_SIZE, PageError, PageMap, RunKind, StoredCheckpoint, StoredRun,
 };
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::{Image, Manifest, SpaceType};
 
 use super::dump::map_root;
+use super::error::is_away;
 use super::reader::checkpoint_name;
 use super::{Store, StoreError, manifest_of};
-use crate::{MissingObject, ReadingError};
+use crate::{MissingObject, ReadingError, RegionMediaError};
 
 /// Maximum number of damaged places that are listed one by one.
 const MAX_DAMAGE: usize = 64;
@@ -30,7 +32,7 @@ const WORDS: usize = 64;
 /// Result of [`Store::check`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
-    /// Number of pages of the checkpoint that were visited, zero and shared ones included.
+    /// Number of pages of the checkpoint that were verified, or found damaged, zero and shared ones included.
     pub pages: u64,
     /// Number of bytes read from the medium.
     pub read_bytes: u64,
@@ -40,8 +42,21 @@ pub struct Checked {
     pub pages_damaged: Vec<DamagedPage>,
     /// True if there is damage beyond those pages: in a map, a root or the manifest, or in more pages than that.
     pub damaged_beyond: bool,
+    /// Number of pages in a cold tier that were not verified: it was not asked for them, or is away.
+    pub unverified_pages: u64,
+    /// Reason why the cold tier gave none of those that it was asked for; empty for none.
+    pub away: String,
     /// True if the check was stopped before its end.
     pub stopped: bool,
+}
+
+/// Pages in a cold tier, in a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ColdPages {
+    /// They are counted, and not verified: their objects are not fetched.
+    Leave,
+    /// They are fetched and verified.
+    Fetch,
 }
 
 /// Part of a checkpoint that a page belongs to.
@@ -210,6 +225,19 @@ impl Store {
         Ok(healed)
     }
 
+    /// Lists the object stores of cold tiers, and returns the ids of the checkpoints with pages in objects that are
+    /// missing or do not have the size that was written. Asks each store for a list only.
+    ///
+    /// # Errors
+    /// A store is away.
+    pub fn absent_in_cold(&self) -> Result<Vec<String>, StoreError> {
+        let (segments, away) = self.region.absent_segments();
+        if let Some((_, error)) = away.into_iter().next() {
+            return Err(RegionMediaError::from(MediaError::Store(error)).into());
+        }
+        Ok(self.ids_with(&segments))
+    }
+
     /// Returns everything that the region holds, in the order of the seals.
     ///
     /// # Errors
@@ -234,9 +262,7 @@ impl Store {
         Ok(held.collect())
     }
 
-    /// Reads everything of a checkpoint and verifies its checksums. After each run of pages `go_on` is called with
-    /// the number of pages visited and of bytes read, and may stop the check. Pages in `already` are taken for
-    /// intact, and intact ones are added to it.
+    /// Reads everything of a checkpoint but pages in a cold tier, as [`check_with`](Self::check_with) does.
     ///
     /// # Errors
     /// The checkpoint is not here. Damage is no error.
@@ -246,6 +272,22 @@ impl Store {
         already: Option<&mut PagesRead>,
         go_on: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Checked, StoreError> {
+        self.check_with(held, already, ColdPages::Leave, go_on)
+    }
+
+    /// Reads everything of a checkpoint and verifies its checksums. After each run of pages `go_on` is called with
+    /// the number of pages visited and of bytes read, and may stop the check. Pages in `already` are taken for
+    /// intact, and intact ones are added to it.
+    ///
+    /// # Errors
+    /// The checkpoint is not here. Damage is no error.
+    pub fn check_with(
+        &self,
+        held: &HeldCheckpoint,
+        already: Option<&mut PagesRead>,
+        cold: ColdPages,
+        go_on: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Checked, StoreError> {
         let checkpoint = self.checkpoint(&held.id)?;
         let name = held.name();
         let mut own = PagesRead::default();
@@ -253,6 +295,7 @@ impl Store {
             name: &name,
             checkpoint: &checkpoint,
             already: already.unwrap_or(&mut own),
+            cold,
             go_on,
             found: Checked::default(),
         };
@@ -280,6 +323,7 @@ struct Check<'a> {
     name: &'a str,
     checkpoint: &'a Arc<StoredCheckpoint>,
     already: &'a mut PagesRead,
+    cold: ColdPages,
     go_on: &'a mut dyn FnMut(u64, u64) -> bool,
     found: Checked,
 }
@@ -328,9 +372,9 @@ impl Check<'_> {
                     return self.beyond(format!("{}: {}: {error}", self.name, place(0)));
                 }
             };
-            let before = self.found.read_bytes;
+            let (before, left) = (self.found.read_bytes, self.found.unverified_pages);
             self.run(&map, &run, object, place);
-            let pages = u64::from(run.pages);
+            let pages = u64::from(run.pages) - (self.found.unverified_pages - left);
             self.found.pages += pages;
             if !(self.go_on)(pages, self.found.read_bytes - before) {
                 self.found.stopped = true;
@@ -355,6 +399,10 @@ impl Check<'_> {
             return self.beyond(format!("{}: {place}: {error}", self.name));
         }
         let first = location.value();
+        let in_store = map.is_out(run);
+        if in_store && (self.cold == ColdPages::Leave || !self.found.away.is_empty()) {
+            return self.leave(first, run.pages, 0);
+        }
         let mut from = 0;
         // If one page of several cannot be read at all, they are read one by one.
         let mut at_once = u32::MAX;
@@ -363,10 +411,10 @@ impl Check<'_> {
             let index = run.first_index + u64::from(skip);
             let (good, error) = match map.read_range(run, index, pages) {
                 Ok(_) => (pages, None),
-                // In an object store, whose objects have checksums of their own: verified when they are recalled.
-                Err(error) if error.is_not_recalled() => {
-                    from = skip + pages;
-                    continue;
+                // Nothing is known to be wrong with it, and the store is not asked again.
+                Err(error) if is_away(&error) => {
+                    self.found.away = in_full(&error);
+                    return self.leave(first, run.pages, skip);
                 }
                 Err(error) if error.index().is_some_and(|bad| bad >= index) => {
                     let before = error.index().map_or(0, |bad| bad - index);
@@ -388,6 +436,15 @@ impl Check<'_> {
         }
     }
 
+    /// Counts the pages of a run from a place on that were not read as not verified.
+    fn leave(&mut self, first: u64, pages: u32, from: u32) {
+        let mut from = from;
+        while let Some((skip, pages)) = self.already.missing(first, pages, from) {
+            self.found.unverified_pages += u64::from(pages);
+            from = skip + pages;
+        }
+    }
+
     fn page(
         &mut self,
         object: Option<&Object>,
@@ -401,6 +458,7 @@ impl Check<'_> {
             }
             _ => self.found.damaged_beyond = true,
         }
+        let error = in_full(error);
         self.note(format!("{}: {}: {error}", self.name, place(index)));
     }
 

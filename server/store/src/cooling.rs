@@ -2,7 +2,8 @@
 //! often restored back to the fastest one. `permafrost-cooling` decides what moves; this module gathers what it decides
 //! by, and `permafrost-pmem` moves slots.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -18,6 +19,7 @@ use permafrost_protocol::manifest::CheckpointRef;
 
 use super::clean::{LastSurvey, map_roots};
 use super::error::{MissingObject, ReadingError, RegionMediaError};
+use super::in_use::{ReadGuard, Reads};
 use super::{ProgressReceiver, Store, StoreError};
 use crate::clock::unix_ms;
 
@@ -34,6 +36,25 @@ pub(super) struct CoolingState {
     restores: Mutex<Restores>,
     /// Time at which the store was opened: what is not in the catalog counts as used then.
     opened: Instant,
+    /// Checkpoints that are being read, or that dumps are compared with.
+    held: Arc<Reads>,
+    /// Room on media that recalls under way will fill, by number, in bytes.
+    promised: Mutex<HashMap<usize, u64>>,
+}
+
+/// Room that recalls were promised, until this is dropped.
+struct Promise<'a> {
+    promised: &'a Mutex<HashMap<usize, u64>>,
+    medium: usize,
+    bytes: u64,
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        if let Some(promised) = self.promised.lock().get_mut(&self.medium) {
+            *promised = promised.saturating_sub(self.bytes);
+        }
+    }
 }
 
 /// Uses of a segment: that of the checkpoint with pages in it which was used last.
@@ -47,6 +68,8 @@ struct SegmentUse {
 struct Planned {
     slots: Vec<OccupiedSlot>,
     moves: Vec<Move>,
+    /// True if they move to slower tiers: then what a reader holds stays.
+    down: bool,
 }
 
 impl CoolingState {
@@ -55,7 +78,15 @@ impl CoolingState {
             rules,
             restores: Mutex::default(),
             opened: Instant::now(),
+            held: Arc::default(),
+            promised: Mutex::default(),
         }
+    }
+
+    /// Keeps a checkpoint from being cooled until the result is dropped, and records that it is used.
+    pub(super) fn hold(&self, id: &str) -> ReadGuard {
+        self.restores.lock().begin(id, Instant::now());
+        self.held.begin(id, false)
     }
 
     /// Records that a checkpoint is restored.
@@ -77,7 +108,11 @@ impl Store {
         let _cleaning = self.lock_cleaning();
         let planned = match request.checkpoint.as_str() {
             "" => self.plan_cooling()?,
-            name => self.plan_for(&*self.checkpoint_named(name)?, plan_down),
+            name => {
+                let mut planned = self.plan_for(&*self.checkpoint_named(name)?, plan_down);
+                planned.down = true;
+                planned
+            }
         };
         self.move_planned(&planned, request.dry_run, progress)
     }
@@ -128,20 +163,23 @@ impl Store {
                 planned.push(self.plan_for(&checkpoint, up));
             }
         }
+        planned
+            .iter()
+            .for_each(|planned| self.retire_tails(planned));
         let pause = began.elapsed().saturating_mul(PLAN_PARTS).max(LEAST_PAUSE);
         last.next_cooling = Instant::now().checked_add(pause);
         let (mut moves, mut moved) = (
             planned
                 .iter()
-                .flat_map(|planned| planned.moves.iter().map(|m| (&planned.slots[m.slot], m.to))),
+                .flat_map(|planned| planned.moves.iter().map(move |m| (planned, m))),
             0,
         );
         let mut survey = None;
         self.work_in_steps(stopped, &mut || {
-            let Some((slot, to)) = moves.next() else {
+            let Some((planned, next)) = moves.next() else {
                 return Ok(true);
             };
-            moved += self.move_one(slot, to, &mut survey)?;
+            moved += self.move_one(planned, next, &mut survey)?;
             Ok(false)
         })?;
         drop(survey);
@@ -171,50 +209,115 @@ impl Store {
             return Ok(total);
         }
         self.check_writable()?;
+        self.retire_tails(planned);
         let (mut moved, mut survey) = (0, None);
         for next in &planned.moves {
-            moved += self.move_one(&planned.slots[next.slot], next.to, &mut survey)?;
+            moved += self.move_one(planned, next, &mut survey)?;
             progress(moved, total);
         }
         Ok(moved)
     }
 
-    /// Moves segments of a checkpoint that are in an object store to the fastest tier with room: pages are lent from
-    /// mapped media only.
+    /// Moves segments of a checkpoint that are in an object store to the fastest tier with room. Those for which there
+    /// is none stay, and are read where they are.
     ///
     /// # Errors
-    /// The store is away or its objects are damaged; there is no room.
+    /// The store is away or its objects are damaged.
     pub(super) fn recall(&self, checkpoint: &StoredCheckpoint) -> Result<(), StoreError> {
-        if !self.region.has_cold() {
-            return Ok(());
+        // Of those that stay one is fetched now: a reader should not begin if the store is away.
+        match self.recall_most(checkpoint)?.first() {
+            Some(slot) => {
+                let there = self.region.probe_slot(slot).map_err(MediaError::Store);
+                Ok(there.map_err(RegionMediaError::from)?)
+            }
+            None => Ok(()),
         }
-        let slots = self.region.slots_out(checkpoint);
-        let uses: Vec<_> = slots.iter().map(unaged).collect();
-        let moves = plan_up(self.tiers(), &uses, None);
-        if moves.len() < slots.len() {
-            let missing = (slots.len() - moves.len()) as u64;
-            let full = RegionMediaError::NoRoomToRecall {
-                checkpoint: checkpoint.id().to_string(),
-                needed: missing * self.region.usage().segment_bytes,
-            };
-            return Err(full.into());
-        }
-        let (began, mut bytes) = (Instant::now(), 0);
-        for next in moves {
-            bytes += self.move_one(&slots[next.slot], next.to, &mut None)?;
-        }
-        self.observer.recalled(bytes, began.elapsed());
-        Ok(())
     }
 
-    /// Moves a slot; returns the bytes moved: none if what was to move has gone, or what had room has none any more.
-    /// To a cold medium it needs a survey, which is made once.
+    /// Moves segments of a checkpoint that are in an object store to the fastest tier with room, for a dump to be
+    /// compared with: that does not wait for a store.
+    ///
+    /// # Errors
+    /// Those of [`Store::recall`]; there is no room for all of them.
+    pub(super) fn recall_all(&self, checkpoint: &StoredCheckpoint) -> Result<(), StoreError> {
+        let left = self.recall_most(checkpoint)?;
+        if left.is_empty() {
+            return Ok(());
+        }
+        let full = RegionMediaError::NoRoomToRecall {
+            checkpoint: checkpoint.id().to_string(),
+            needed: left.len() as u64 * self.region.usage().segment_bytes,
+        };
+        Err(full.into())
+    }
+
+    /// Moves segments of a checkpoint that are in an object store to the fastest tier with room. Returns the slots for
+    /// which there is none.
+    fn recall_most(&self, checkpoint: &StoredCheckpoint) -> Result<Vec<OccupiedSlot>, StoreError> {
+        if !self.region.has_cold() {
+            return Ok(Vec::new());
+        }
+        let slots = self.region.slots_out(checkpoint);
+        if slots.is_empty() {
+            return Ok(slots);
+        }
+        let uses: Vec<_> = slots.iter().map(unaged).collect();
+        let (moves, promises) = self.plan_recall(&uses);
+        let planned = Planned {
+            slots,
+            moves,
+            down: false,
+        };
+        let (began, mut bytes) = (Instant::now(), 0);
+        for (next, promise) in planned.moves.iter().zip(promises) {
+            // A dump may have taken the room meanwhile: then it stays where it is.
+            bytes += self.move_one(&planned, next, &mut None)?;
+            drop(promise);
+        }
+        if bytes > 0 {
+            self.observer.recalled(bytes, began.elapsed());
+        }
+        Ok(self.region.slots_out(checkpoint))
+    }
+
+    /// Plans moves to media that are no object stores, into room that no other recall was promised.
+    fn plan_recall(&self, uses: &[SlotUse]) -> (Vec<Move>, Vec<Promise<'_>>) {
+        let bytes = self.region.usage().segment_bytes;
+        let mut promised = self.cooling.promised.lock();
+        let mut rooms = self.rooms();
+        rooms.retain(|room| !self.region.is_cold(room.number));
+        for room in &mut rooms {
+            let taken = promised.get(&room.number).copied().unwrap_or(0);
+            room.free_bytes = room.free_bytes.saturating_sub(taken);
+        }
+        let moves = plan_up(Tiers::new(&rooms, bytes), uses, None);
+        let promises = moves.iter().map(|next| {
+            *promised.entry(next.to).or_default() += bytes;
+            Promise {
+                promised: &self.cooling.promised,
+                medium: next.to,
+                bytes,
+            }
+        });
+        let promises = promises.collect();
+        drop(promised);
+        (moves, promises)
+    }
+
+    /// Makes a planned move; returns the bytes moved: none if what was to move has gone, if a reader has what is to
+    /// move to a slower tier, or what had room has none any more. To a cold medium it needs a survey, which is made
+    /// once.
     fn move_one(
         &self,
-        slot: &OccupiedSlot,
-        to: usize,
+        planned: &Planned,
+        next: &Move,
         survey: &mut Option<Survey>,
     ) -> Result<u64, StoreError> {
+        let (slot, to) = (&planned.slots[next.slot], next.to);
+        // Planned some time ago, maybe.
+        if planned.down && is_in(slot, &self.segments_held()) {
+            return Ok(0);
+        }
         let moved = if self.region.is_cold(to) {
             let survey = survey.get_or_insert_with(|| self.region.survey(&map_roots));
             self.region.cool_slot(survey, slot, to)
@@ -229,19 +332,60 @@ impl Store {
         Ok(moved)
     }
 
+    /// Lets no dump go on in segments that are to move to an object store: they could not be moved there for as long as
+    /// there are small dumps.
+    fn retire_tails(&self, planned: &Planned) {
+        let to_cold = planned
+            .moves
+            .iter()
+            .filter(|next| self.region.is_cold(next.to));
+        let slots: Vec<_> = to_cold.map(|next| &planned.slots[next.slot]).collect();
+        if !slots.is_empty() {
+            self.region.retire_tails(&slots);
+        }
+    }
+
+    /// Returns the segments of checkpoints that are being read, or that dumps are compared with.
+    fn segments_held(&self) -> HashSet<SegmentNo> {
+        let mut ids = self.reads.all();
+        ids.extend(self.cooling.held.all());
+        let checkpoints = ids.iter().filter_map(|id| self.checkpoint(id).ok());
+        let segments = checkpoints.flat_map(|found| found.segment_numbers().collect::<Vec<_>>());
+        segments.collect()
+    }
+
+    /// Returns the ids of the checkpoints with pages in some segments.
+    pub(super) fn ids_with(&self, segments: &HashSet<SegmentNo>) -> Vec<String> {
+        if segments.is_empty() {
+            return Vec::new();
+        }
+        let has_one = |id: &permafrost_pmem::CheckpointId| {
+            let checkpoint = self.region.checkpoint(*id);
+            checkpoint.is_some_and(|found| found.segment_numbers().any(|s| segments.contains(&s)))
+        };
+        let ids = self.region.listed().into_iter().map(|entry| entry.id);
+        ids.filter(has_one).map(|id| id.to_string()).collect()
+    }
+
     fn plan_cooling(&self) -> Result<Planned, StoreError> {
         let tiers = self.tiers();
         if tiers.count() < 2 {
             return Ok(Planned {
                 slots: Vec::new(),
                 moves: Vec::new(),
+                down: true,
             });
         }
         let slots = self.region.occupied_slots();
         let used = self.segment_uses()?;
-        let uses: Vec<_> = slots.iter().map(|slot| slot_use(slot, &used)).collect();
-        let moves = plan(&self.cooling.rules, tiers, &uses);
-        Ok(Planned { slots, moves })
+        let held = self.segments_held();
+        let uses = slots.iter().map(|slot| slot_use(slot, &used, &held));
+        let moves = plan(&self.cooling.rules, tiers, &uses.collect::<Vec<_>>());
+        Ok(Planned {
+            slots,
+            moves,
+            down: true,
+        })
     }
 
     /// Plans moves of the slots with segments of a checkpoint.
@@ -256,22 +400,28 @@ impl Store {
         slots.retain(has_own);
         let uses: Vec<_> = slots.iter().map(unaged).collect();
         let moves = plan(self.tiers(), &uses);
-        Planned { slots, moves }
+        Planned {
+            slots,
+            moves,
+            down: false,
+        }
     }
 
     /// Returns the media that segments can be moved to, by tier.
     fn tiers(&self) -> Tiers {
+        Tiers::new(&self.rooms(), self.region.usage().segment_bytes)
+    }
+
+    fn rooms(&self) -> Vec<MediumRoom<SpeedKey>> {
         let media = self.region.media().into_iter();
         let usable = media.filter(|m| m.state == MediumState::Active && m.guarantee.is_some());
-        let rooms: Vec<_> = usable
-            .map(|medium| MediumRoom {
-                number: medium.number,
-                tier: SpeedKey::of(&medium),
-                capacity_bytes: medium.capacity_bytes,
-                free_bytes: medium.free_bytes,
-            })
-            .collect();
-        Tiers::new(&rooms, self.region.usage().segment_bytes)
+        let room = |medium: RegionMedium| MediumRoom {
+            number: medium.number,
+            tier: SpeedKey::of(&medium),
+            capacity_bytes: medium.capacity_bytes,
+            free_bytes: medium.free_bytes,
+        };
+        usable.map(room).collect()
     }
 
     /// Returns when each segment was used last, by the checkpoints that hold it.
@@ -334,9 +484,25 @@ impl Store {
     }
 }
 
-/// Returns the use of a slot; it stays if one of its segments is of no checkpoint: a dump or a reader has it.
-fn slot_use(slot: &OccupiedSlot, uses: &HashMap<SegmentNo, SegmentUse>) -> SlotUse {
-    let all: Option<Vec<_>> = slot.segments().iter().map(|s| uses.get(s)).collect();
+/// Returns true if a segment of a slot is one of some.
+fn is_in(slot: &OccupiedSlot, segments: &HashSet<SegmentNo>) -> bool {
+    slot.segments()
+        .iter()
+        .any(|segment| segments.contains(segment))
+}
+
+/// Returns the use of a slot; it stays if one of its segments is `held`, or is of no checkpoint: a dump or a reader has
+/// it.
+fn slot_use(
+    slot: &OccupiedSlot,
+    uses: &HashMap<SegmentNo, SegmentUse>,
+    held: &HashSet<SegmentNo>,
+) -> SlotUse {
+    let all = slot.segments().iter().map(|s| uses.get(s));
+    let all: Option<Vec<_>> = match is_in(slot, held) {
+        true => None,
+        false => all.collect(),
+    };
     let last = all
         .as_ref()
         .and_then(|all| all.iter().map(|used| used.idle).min());

@@ -151,9 +151,10 @@ impl Store {
             tracing::warn!(id, damage, "not compared with: damaged");
             return None;
         }
-        let recalled = self.recall(&checkpoint);
+        let held = Arc::new(self.cooling.hold(id));
+        let recalled = self.recall_all(&checkpoint);
         match recalled.and_then(|()| manifest_of(&checkpoint)) {
-            Ok(manifest) => Some(Parent::new(checkpoint, manifest)),
+            Ok(manifest) => Some(Parent::new(checkpoint, manifest, held)),
             Err(error) => {
                 tracing::error!(id, %error, "not compared with: damaged or away");
                 None

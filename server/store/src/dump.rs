@@ -14,6 +14,7 @@ use permafrost_protocol::manifest::{AddressSpace, Manifest, Origin, SpaceType};
 use permafrost_protocol::pageserver::SpaceId;
 use tokio::sync::watch;
 
+use super::in_use::ReadGuard;
 use super::kin::match_processes;
 use super::{StoreError, digest};
 use crate::SessionError;
@@ -32,14 +33,21 @@ pub struct Parent {
     /// Processes of the dump whose pid the parent does not have, and the parent's pid that each is compared with
     /// instead.
     compared: HashMap<u64, u64>,
+    /// Cooling leaves it alone meanwhile.
+    _held: Arc<ReadGuard>,
 }
 
 impl Parent {
-    pub(super) fn new(checkpoint: Arc<StoredCheckpoint>, manifest: Manifest) -> Self {
+    pub(super) fn new(
+        checkpoint: Arc<StoredCheckpoint>,
+        manifest: Manifest,
+        held: Arc<ReadGuard>,
+    ) -> Self {
         Self {
             checkpoint,
             manifest,
             compared: HashMap::new(),
+            _held: held,
         }
     }
 

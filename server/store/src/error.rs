@@ -26,6 +26,7 @@ pub use self::media::RegionMediaError;
 pub use self::missing::MissingObject;
 pub use self::port::PortError;
 pub use self::reading::ReadingError;
+pub(crate) use self::reading::is_away;
 pub use self::sealing::SealingError;
 pub use self::session::SessionError;
 use permafrost_catalog::CatalogError;

@@ -10,6 +10,7 @@ use permafrost_protocol::manifest::{Kind, Manifest};
 use super::checking::HeldCheckpoint;
 use super::reader::check_listed_as;
 use super::{ProgressReceiver, Store, StoreError, kind_name, manifest_of};
+use crate::ColdPages;
 use crate::clock::unix_ms;
 use permafrost_catalog::ListPart;
 
@@ -154,13 +155,15 @@ impl Store {
         Ok(self.catalog.put(record)?)
     }
 
-    /// Reads every page of a checkpoint, or of every checkpoint, and checks them.
+    /// Reads every page of a checkpoint, or of every checkpoint, and checks them. Pages in a cold tier are fetched if
+    /// `cold` says so, and else counted.
     ///
     /// # Errors
     /// There is no copy here, or it is listed as another one. Damage is no error: the reply lists it.
     pub fn verify(
         &self,
         checkpoint: Option<control::Checkpoint>,
+        cold: ColdPages,
         progress: ProgressReceiver<'_>,
     ) -> Result<control::Verified, StoreError> {
         let everything = checkpoint.is_none();
@@ -181,13 +184,19 @@ impl Store {
                 bytes: 0,
                 copy: CopyId::default(),
             };
-            let checked = self.check(&held, None, &mut |pages, _| {
+            let checked = self.check_with(&held, None, cold, &mut |pages, _| {
                 result.pages += pages;
                 progress((result.pages * PAGE_BYTES).min(total), total);
                 true
             });
             match checked {
-                Ok(checked) => result.damage.extend(checked.damage),
+                Ok(checked) => {
+                    result.damage.extend(checked.damage);
+                    result.unverified_pages += checked.unverified_pages;
+                    if result.away.is_empty() {
+                        result.away = checked.away;
+                    }
+                }
                 // The checkpoint was removed after it was listed.
                 Err(StoreError::NotFound { .. }) if everything => continue,
                 Err(error) => return Err(error),

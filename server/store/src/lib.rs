@@ -63,7 +63,7 @@ use permafrost_catalog::{
 use permafrost_quotas::Quotas;
 
 pub use adopt::Adoption;
-pub use checking::{Checked, DamagedPage, HeldCheckpoint, Object, PagesRead};
+pub use checking::{Checked, ColdPages, DamagedPage, HeldCheckpoint, Object, PagesRead};
 pub use clean::is_worth_cleaning;
 pub use copy::{CopyDump, CopyRequest};
 pub use counters::{BOUNDS_S, Counter, Counters, Timings};

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use permafrost_cold::{create_cold, is_cold, open_cold, remove_cold};
 use permafrost_objects::connect;
 use permafrost_pmem::{
-    MediaError, Medium, MediumKind, MediumState, OpenOptions, RegionMedium, TierName, member_uuid,
-    open_medium,
+    MediaError, Medium, MediumKind, MediumState, OpenOptions, RegionMedium, StuckSlot, TierName,
+    member_uuid, open_medium,
 };
 use permafrost_protocol::control::{MediumStatus, RegionMedia, request};
 use permafrost_scheduling::cost::TierRoom;
@@ -23,6 +23,9 @@ const STEP_BYTES: u64 = 16 << 20;
 /// Time for which draining waits for dumps and readers that have the last slots.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Maximum number of slots that cannot be moved and are described one by one.
+const MAX_STUCK: usize = 64;
+
 /// Time between two looks at what dumps and readers have.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -36,7 +39,7 @@ impl Store {
         request: &request::Media,
         progress: ProgressReceiver<'_>,
     ) -> Result<RegionMedia, StoreError> {
-        let mut moved_bytes = 0;
+        let (mut moved_bytes, mut stuck) = (0, Vec::new());
         match request.action.as_str() {
             "ls" => {}
             "add" => self.add_medium(request)?,
@@ -49,7 +52,7 @@ impl Store {
             "drain" => {
                 let number = self.medium_named(&request.medium)?;
                 self.set_draining(number, true)?;
-                moved_bytes = self.drain(number, progress)?;
+                (moved_bytes, stuck) = self.drain(number, progress)?;
             }
             "cool" => moved_bytes = self.cool(request, progress)?,
             "warm" => moved_bytes = self.warm(request, progress)?,
@@ -75,6 +78,7 @@ impl Store {
         Ok(RegionMedia {
             media: media.iter().map(|medium| self.status_of(medium)).collect(),
             moved_bytes,
+            not_moved: stuck,
         })
     }
 
@@ -98,6 +102,7 @@ impl Store {
                 self.counters.moved_bytes.add(step.moved_bytes);
                 moved = true;
             }
+            // Those that cannot be moved are named to whoever drains, and found by the scrub.
         }
         Ok(moved)
     }
@@ -108,8 +113,13 @@ impl Store {
     }
 
     /// Moves all segments of a medium away. What dumps and readers still have after some time is left to the
-    /// background.
-    fn drain(&self, number: usize, progress: ProgressReceiver<'_>) -> Result<u64, StoreError> {
+    /// background. Returns the bytes moved, and descriptions of what cannot be moved.
+    fn drain(
+        &self,
+        number: usize,
+        progress: ProgressReceiver<'_>,
+    ) -> Result<(u64, Vec<String>), StoreError> {
+        let segment_bytes = self.region.usage().segment_bytes;
         let (mut moved_bytes, mut since) = (0, Instant::now());
         loop {
             let step = self.region.drain_step(number, STEP_BYTES);
@@ -117,8 +127,9 @@ impl Store {
             moved_bytes += step.moved_bytes;
             self.counters.moved_bytes.add(step.moved_bytes);
             progress(moved_bytes, moved_bytes + step.left_bytes);
-            if step.left_bytes == 0 || step.waiting && since.elapsed() >= PATIENCE {
-                return Ok(moved_bytes);
+            let only_stuck = step.left_bytes <= step.stuck.len() as u64 * segment_bytes;
+            if only_stuck || step.waiting && since.elapsed() >= PATIENCE {
+                return Ok((moved_bytes, self.described(&step.stuck)));
             }
             if step.waiting {
                 std::thread::sleep(PAUSE);
@@ -126,6 +137,17 @@ impl Store {
                 since = Instant::now();
             }
         }
+    }
+
+    /// Describes slots that cannot be moved, by the checkpoints with pages in them: the first ones.
+    fn described(&self, stuck: &[StuckSlot]) -> Vec<String> {
+        let describe = |slot: &StuckSlot| {
+            let segments = slot.segments.iter().copied().collect();
+            let ids = self.ids_with(&segments).into_iter();
+            let names = ids.map(|id| self.held_copy(&id).map_or(id, |held| held.name()));
+            format!("{}: {}", names.collect::<Vec<_>>().join(", "), slot.error)
+        };
+        stuck.iter().take(MAX_STUCK).map(describe).collect()
     }
 
     fn add_medium(&self, request: &request::Media) -> Result<(), StoreError> {

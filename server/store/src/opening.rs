@@ -90,8 +90,9 @@ impl Store {
             let checkpoint = self.checkpoint(&head.id)?;
             let manifest = manifest_of(&checkpoint)?;
             check_listed_as(head, &manifest)?;
-            self.recall(&checkpoint)?;
-            Ok::<_, StoreError>(Parent::new(checkpoint, manifest))
+            let held = Arc::new(self.cooling.hold(&head.id));
+            self.recall_all(&checkpoint)?;
+            Ok::<_, StoreError>(Parent::new(checkpoint, manifest, held))
         };
         match read() {
             Ok(parent) => Some(parent),

@@ -26,8 +26,8 @@ pub struct LocalCheckpoint {
     /// Manifest of the checkpoint.
     pub(super) manifest: Manifest,
     checkpoint: Arc<StoredCheckpoint>,
-    /// Retention leaves the checkpoint alone meanwhile.
-    _read: ReadGuard,
+    /// Retention and cooling leave the checkpoint alone meanwhile.
+    _read: [ReadGuard; 2],
 }
 
 /// Reason why an image could not be passed on: damage, or an error of the receiver.
@@ -76,9 +76,12 @@ impl Store {
     ) -> Result<LocalCheckpoint, StoreError> {
         let manifest = manifest_of(&checkpoint)?;
         check_listed_as(&record, &manifest)?;
+        // Before it is recalled: it is not cooled again under the reader.
+        let held = self.cooling.hold(&record.id);
+        let read = self.reads.begin(&record.id, false);
         self.recall(&checkpoint)?;
         Ok(LocalCheckpoint {
-            _read: self.reads.begin(&record.id, false),
+            _read: [read, held],
             name: checkpoint_name(&record),
             record,
             manifest,

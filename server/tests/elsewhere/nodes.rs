@@ -68,7 +68,7 @@ fn without_a_holder_it_is_an_error_and_nothing_is_left() {
     site.nodes[1].watched.dies_after.store(1, Ordering::SeqCst);
     let error = site.get(0).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Unavailable, "{error}");
-    let verified = site.nodes[0].store.verify(JOB, &mut |_, _| {});
+    let verified = site.nodes[0].store.verify(JOB, false, &mut |_, _| {});
     let error = verified.unwrap_err().to_string();
     assert!(error.contains("held by only"), "{error}");
     // It is there all the same.

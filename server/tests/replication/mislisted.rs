@@ -44,7 +44,7 @@ fn what_is_listed_as_another_jobs_is_neither_read_nor_changed() {
         refused(node.store.show("team-a/mine@7").unwrap_err());
         refused(
             node.store
-                .verify("team-a/mine", &mut |_, _| {})
+                .verify("team-a/mine", false, &mut |_, _| {})
                 .unwrap_err(),
         );
         refused(node.store.pin("team-a/mine@7", true).unwrap_err());

@@ -3,6 +3,7 @@
 #![allow(missing_docs)]
 
 mod adopting;
+mod cold;
 mod cooling;
 mod keys;
 mod medium;

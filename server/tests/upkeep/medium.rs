@@ -85,7 +85,7 @@ fn a_medium_that_fails_is_said_and_what_is_stored_is_read() {
         numbers.contains("permafrost_region_failed 1\n"),
         "{numbers}"
     );
-    let verified = site.store.verify("job@1", &mut |_, _| {}).unwrap();
+    let verified = site.store.verify("job@1", false, &mut |_, _| {}).unwrap();
     assert!(verified.damage.is_empty(), "{:?}", verified.damage);
 }
 

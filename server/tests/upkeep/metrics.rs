@@ -419,7 +419,7 @@ fn the_scrub_moves_its_own() {
     let told = scene.scrape();
     assert!(told["permafrost_scrub_oldest_seconds"] >= 1.0);
     assert_eq!(told["permafrost_scrub_pages_total"], 0.0);
-    scene.site.scrub().scrub("", &mut |_, _| {}).unwrap();
+    scene.site.scrub().scrub("", false, &mut |_, _| {}).unwrap();
     let told = scene.scrape();
     assert!(told["permafrost_scrub_pages_total"] > 40.0);
     assert!(told["permafrost_scrub_read_bytes_total"] > 40.0 * 4096.0);

@@ -130,7 +130,7 @@ fn the_newest_good_one_stays_although_a_newer_one_is_damaged() {
     // A page that the newest one alone has.
     site.flip_page(5);
     site.scrubber(Default::default())
-        .scrub("", &mut |_, _| {})
+        .scrub("", false, &mut |_, _| {})
         .unwrap();
     assert!(!site.listed("a/job@3").damaged.is_empty());
     let done = prune(&site.store, false);

@@ -30,7 +30,9 @@ fn every(period: Duration) -> ScrubOptions {
 }
 
 fn scrub(site: &Site, reference: &str) -> Scrubbed {
-    site.scrub().scrub(reference, &mut |_, _| {}).unwrap()
+    site.scrub()
+        .scrub(reference, false, &mut |_, _| {})
+        .unwrap()
 }
 
 #[test]
@@ -42,7 +44,7 @@ fn damage_is_named_and_set_aside_until_it_is_gone() {
     let mut told = (0, 0);
     let whole = site
         .scrub()
-        .scrub("", &mut |done, total| told = (done, total));
+        .scrub("", false, &mut |done, total| told = (done, total));
     let whole = whole.unwrap();
     assert_eq!((whole.checkpoints, whole.damaged.len()), (2, 0));
     // And their images: some pages each.

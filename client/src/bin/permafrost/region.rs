@@ -185,6 +185,10 @@ pub(crate) fn region(context: &Context, arguments: RegionArguments) -> Result<()
         if let Some(medium) = &drained {
             text.push_str(&format!("{} moved; ", human::bytes(media.moved_bytes)));
             text.push_str(&left(media, medium));
+            for part in &media.not_moved {
+                text.push_str("\n    ");
+                text.push_str(part);
+            }
         }
         if let Some(dry_run) = moves {
             let moved = human::bytes(media.moved_bytes);
@@ -192,7 +196,18 @@ pub(crate) fn region(context: &Context, arguments: RegionArguments) -> Result<()
             text.push_str(&format!("{moved} {verb} between tiers"));
         }
         text
-    })
+    })?;
+    match media.not_moved.len() {
+        0 => Ok(()),
+        parts => Err(Failure::new(
+            Code::Corrupt,
+            format!("{} not moved", human::count(parts as u64, "part is", "parts are")),
+        )
+        .hint(
+            "`permafrost scrub --cold` heals what another node has; `permafrost rm` removes checkpoints that cannot be \
+             healed",
+        )),
+    }
 }
 
 fn change(action: &str, medium: String) -> request::Media {
@@ -265,6 +280,7 @@ fn left(media: &RegionMedia, name: &str) -> String {
         .iter()
         .find(|m| m.number.to_string() == name || m.uuid == name || m.path == name);
     match medium {
+        Some(_) if !media.not_moved.is_empty() => "these cannot be moved:".to_owned(),
         Some(medium) if medium.used_bytes > 0 => format!(
             "{} are left, which dumps or readers have: permafrostd moves them when these have ended",
             human::bytes(medium.used_bytes)

@@ -16,11 +16,15 @@ checkpoint gets a fresh copy from another node that has one. Where none can give
 it is, is shown as damaged, is not compared with by the next dump, and is looked at again every hour. \
 `permafrost verify` only reads.
 
+Of everything, pages in a cold tier are counted as not verified, and a list of the object store shows that their \
+objects are there; --cold fetches and verifies them.
+
 Exit code 7 when something is damaged and was not mended.
 
 Examples:
     permafrost scrub               everything
     permafrost scrub train@3       one checkpoint
+    permafrost scrub --cold        everything, and what is in a cold tier
 ";
 
 #[derive(Debug, Args)]
@@ -28,6 +32,9 @@ pub(crate) struct ScrubArguments {
     /// JOB or JOB@GEN; everything without it.
     #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
     pub(crate) checkpoint: Option<String>,
+    /// Fetch pages in a cold tier, too, and verify them. For JOB and JOB@GEN that is always done.
+    #[arg(long)]
+    pub(crate) cold: bool,
 }
 
 pub(crate) fn scrub(context: &Context, arguments: &ScrubArguments) -> Result<(), Failure> {
@@ -39,6 +46,7 @@ pub(crate) fn scrub(context: &Context, arguments: &ScrubArguments) -> Result<(),
         .call_with(
             request::Scrub {
                 checkpoint: arguments.checkpoint.clone().unwrap_or_default(),
+                cold: arguments.cold,
             },
             None,
             &mut |so_far| progress.update(so_far.done_bytes, so_far.total_bytes),
@@ -68,11 +76,24 @@ fn human_scrubbed(scrubbed: &Scrubbed) -> String {
     if scrubbed.damaged.is_empty() {
         text.push_str(": every checksum matches");
     }
+    text.push_str(&not_verified(scrubbed.unverified_pages, &scrubbed.away));
     for damaged in &scrubbed.damaged {
         text.push('\n');
         text.push_str(&one(damaged));
     }
     text
+}
+
+/// Says how many pages in a cold tier were not verified, and why not.
+pub(crate) fn not_verified(pages: u64, away: &str) -> String {
+    if pages == 0 {
+        return String::new();
+    }
+    let pages = human::count(pages, "page", "pages");
+    match away {
+        "" => format!("\n{pages} in the cold tier not verified (--cold fetches and verifies them)"),
+        away => format!("\n{pages} not verified: {away}"),
+    }
 }
 
 fn one(damaged: &DamagedCheckpoint) -> String {

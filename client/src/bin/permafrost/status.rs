@@ -39,6 +39,10 @@ fn scrub(scrub: &ScrubStatus) -> String {
         text.push_str("; ");
         text.push_str(&damaged);
     }
+    if scrub.unverified_pages > 0 {
+        let pages = human::count(scrub.unverified_pages, "page", "pages");
+        text.push_str(&format!("; {pages} in cold tiers not verified"));
+    }
     if scrub.mended > 0 {
         text.push_str(&format!("; {} mended", scrub.mended));
     }

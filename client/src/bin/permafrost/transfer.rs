@@ -50,6 +50,9 @@ pub(crate) struct VerifyArguments {
     /// JOB or JOB@GEN; everything without it.
     #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
     pub(crate) checkpoint: Option<String>,
+    /// Fetch pages in a cold tier, too, and verify them. For JOB and JOB@GEN that is always done.
+    #[arg(long)]
+    pub(crate) cold: bool,
 }
 
 pub(crate) fn get(context: &Context, arguments: &GetArguments) -> Result<(), Failure> {
@@ -186,6 +189,7 @@ pub(crate) fn verify(context: &Context, arguments: &VerifyArguments) -> Result<(
         .call_with(
             request::Verify {
                 checkpoint: arguments.checkpoint.clone().unwrap_or_default(),
+                cold: arguments.cold,
             },
             None,
             &mut |so_far| progress.update(so_far.done_bytes, so_far.total_bytes),
@@ -209,10 +213,11 @@ fn human_verified(verified: &Verified) -> String {
         human::count(verified.checkpoints, "checkpoint", "checkpoints"),
         human::count(verified.pages, "page", "pages"),
     );
+    let left = crate::scrub::not_verified(verified.unverified_pages, &verified.away);
     if verified.damage.is_empty() {
-        format!("{read}: every checksum matches")
+        format!("{read}: every checksum matches{left}")
     } else {
-        format!("{read}\n{}", verified.damage.join("\n"))
+        format!("{read}{left}\n{}", verified.damage.join("\n"))
     }
 }
 

@@ -4,11 +4,10 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use permafrost_scrubbing::{NextCheck, ScrubThrottle, Why};
 use permafrost_store::clock::unix_ms;
-use permafrost_store::{Checked, HeldCheckpoint, PagesRead, StoreError};
+use permafrost_store::{Checked, ColdPages, HeldCheckpoint, PagesRead, StoreError};
 
-use super::pace::ScrubThrottle;
-use super::schedule::{Next, Why};
 use super::{Scrubber, candidate};
 
 /// Longest sleep of the background thread: a checkpoint sealed meanwhile is due only in days.
@@ -16,6 +15,9 @@ const NAP: Duration = Duration::from_secs(60);
 
 /// Interval at which the scrub checks if dumps still come in.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// Time after which an object store that was away is listed again.
+const AWAY: Duration = Duration::from_secs(3600);
 
 /// Share of a processor's time for checks that other nodes wait for while a dump comes in, percent: that of
 /// repair. Otherwise they get all of it: a drain of those nodes depends on them.
@@ -41,6 +43,7 @@ impl Scrubber {
         };
         while !self.is_stopped() {
             let since = Instant::now();
+            self.list_cold();
             let nap = match self.list(self.longest_nap()) {
                 Ok(()) => {
                     // Searching for work is work, too.
@@ -56,6 +59,30 @@ impl Scrubber {
             self.nap(nap);
         }
         self.save(true);
+    }
+
+    /// Lists the object stores once in a period: checkpoints whose objects are missing are suspects. One that is away is
+    /// listed again some time later.
+    fn list_cold(&self) {
+        let now = Instant::now();
+        let Some(period) = self.options.period else {
+            return;
+        };
+        if self.state().next_list.is_some_and(|next| now < next) {
+            return;
+        }
+        let (absent, pause) = match self.store.absent_in_cold() {
+            Ok(absent) => (absent, period),
+            Err(error) => {
+                tracing::warn!(%error, "it is not known which objects of the cold tier are there");
+                (Vec::new(), period.min(AWAY))
+            }
+        };
+        for id in &absent {
+            tracing::error!(id, "objects of it are missing in the cold tier");
+            self.suspect_quietly(id);
+        }
+        self.state().next_list = now.checked_add(pause);
     }
 
     /// Returns the longest sleep: a checkpoint that is sealed in the meantime must be verified within the period,
@@ -93,11 +120,11 @@ impl Scrubber {
         let (id, why, mut read) = {
             let mut state = self.state();
             match state.schedule.next(unix_ms(), self.began.elapsed()) {
-                Next::Wait(wait) => {
+                NextCheck::Wait(wait) => {
                     state.suspected_jobs.clear();
                     return wait.unwrap_or(NAP).min(self.longest_nap());
                 }
-                Next::Check { id, why } => {
+                NextCheck::Check { id, why } => {
                     if why != Why::Suspect {
                         state.suspected_jobs.clear();
                     }
@@ -116,6 +143,7 @@ impl Scrubber {
             self.state().schedule.broken_off(&id, why, read, gone);
             return Duration::ZERO;
         };
+        let unverified_pages = checked.unverified_pages;
         self.conclude(&held, checked, read.as_mut());
         // The current copy: the checkpoint may have been healed by a fresh one.
         let now = self.store.held_copy(&id);
@@ -123,7 +151,10 @@ impl Scrubber {
         match &now {
             Some(held) => {
                 let of = candidate(held, self.store.damage(&id).is_some());
-                state.schedule.checked(&of, why, read, began, unix_ms());
+                let unverified = unverified_pages;
+                state
+                    .schedule
+                    .checked(&of, why, read, unverified, (began, unix_ms()));
             }
             None => state.schedule.broken_off(&id, why, read, true),
         }
@@ -142,7 +173,12 @@ impl Scrubber {
     ) -> Option<Checked> {
         self.hold_back(why);
         let mut since = Instant::now();
-        self.read(held, read, &mut |_| {
+        // In turn only what the node has: a list shows that the rest is there.
+        let cold = match why == Why::Turn && self.store.damage(&held.id).is_none() {
+            true => ColdPages::Leave,
+            false => ColdPages::Fetch,
+        };
+        self.read(held, read, cold, &mut |_| {
             // Checks that other nodes wait for are throttled only while a dump comes in, and the background checks
             // do not sleep while one of those waits.
             let nap = match why {

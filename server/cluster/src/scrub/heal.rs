@@ -1,7 +1,7 @@
 //! Handles the result of a check: a damaged checkpoint is quarantined, reported and healed.
 
 use permafrost_protocol::control;
-use permafrost_store::{Checked, HeldCheckpoint, PagesRead};
+use permafrost_store::{Checked, ColdPages, HeldCheckpoint, PagesRead};
 
 use super::Scrubber;
 
@@ -26,7 +26,8 @@ impl Scrubber {
     ) -> Option<control::DamagedCheckpoint> {
         let name = held.name();
         let Some(first) = checked.damage.first() else {
-            if self.store.lift(&held.id) {
+            // Pages that were not verified may be those that were damaged.
+            if checked.unverified_pages == 0 && self.store.lift(&held.id) {
                 tracing::info!(checkpoint = name, "whole: no longer set aside");
                 self.list_damage(held, false);
             }
@@ -150,7 +151,8 @@ impl Scrubber {
     /// # Errors
     /// Description of the damage.
     fn is_whole(&self, held: &HeldCheckpoint, read: Option<&mut PagesRead>) -> Result<(), String> {
-        match self.read(held, read, &mut |_| {}) {
+        match self.read(held, read, ColdPages::Fetch, &mut |_| {}) {
+            Some(again) if again.damage.is_empty() && again.unverified_pages > 0 => Err(again.away),
             Some(again) => again.damage.into_iter().next().map_or(Ok(()), Err),
             None => Err("it was not read to its end".to_owned()),
         }

@@ -30,8 +30,6 @@ mod background;
 mod heal;
 mod memory;
 mod mend;
-mod pace;
-mod schedule;
 
 use permafrost_store::MissingObject;
 use permafrost_store::ReadingError;
@@ -48,12 +46,12 @@ use permafrost_clustered::{ClusteredStore, Suspects};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::CheckpointRef;
 use permafrost_protocol::wire::message::{Verified, request};
+use permafrost_scrubbing::{Schedule, ScrubCandidate};
 use permafrost_store::clock::unix_ms;
 use permafrost_store::{
-    Checked, Counter, HeldCheckpoint, PagesRead, ProgressReceiver, Store, StoreError,
+    Checked, ColdPages, Counter, HeldCheckpoint, PagesRead, ProgressReceiver, Store, StoreError,
 };
 
-use self::schedule::{Candidate, Schedule};
 use crate::error::CopyingError;
 
 pub use mend::{Mend, MendByPull};
@@ -161,6 +159,8 @@ struct State {
     listed: Option<Instant>,
     /// Time of the last save; `None` before the first.
     saved: Option<Instant>,
+    /// Earliest time of the next list of object stores; `None`: at once.
+    next_list: Option<Instant>,
 }
 
 impl Scrubber {
@@ -229,16 +229,19 @@ impl Scrubber {
         &self,
         held: &HeldCheckpoint,
         already: Option<&mut PagesRead>,
+        cold: ColdPages,
         after_run: &mut dyn FnMut(u64),
     ) -> Option<Checked> {
         let mut pages_done = 0;
-        let checked = self.store.check(held, already, &mut |pages, bytes| {
-            self.counters.pages.add(pages);
-            self.counters.read_bytes.add(bytes);
-            pages_done += pages;
-            after_run(pages_done);
-            !self.is_stopped()
-        });
+        let checked = self
+            .store
+            .check_with(held, already, cold, &mut |pages, bytes| {
+                self.counters.pages.add(pages);
+                self.counters.read_bytes.add(bytes);
+                pages_done += pages;
+                after_run(pages_done);
+                !self.is_stopped()
+            });
         match checked {
             Ok(checked) if !checked.stopped => {
                 self.counters.checkpoints.add(1);
@@ -250,6 +253,15 @@ impl Scrubber {
                 None
             }
         }
+    }
+
+    /// Returns the checkpoints whose objects in a cold tier are missing, by a list. None if the tier is away: then it
+    /// is not known.
+    fn absent(&self) -> Vec<String> {
+        self.store.absent_in_cold().unwrap_or_else(|error| {
+            tracing::warn!(%error, "it is not known which objects of the cold tier are there");
+            Vec::new()
+        })
     }
 
     fn suspect_quietly(&self, id: &str) {
@@ -308,7 +320,7 @@ impl Scrubber {
                 return;
             }
             state.saved = Some(Instant::now());
-            state.schedule.verified().clone()
+            state.schedule.verified_whole()
         };
         if let Err(error) = memory::save(path, &verified) {
             tracing::warn!(%error, path = %path.display(), "what was verified is not written down");
@@ -324,16 +336,23 @@ impl Scrubber {
     }
 
     /// Verifies a checkpoint, a job's newest, or (empty) everything that this node holds, now; heals or quarantines
-    /// damaged ones.
+    /// damaged ones. Pages in a cold tier are fetched for a named checkpoint, for one that is known to be damaged, and
+    /// else if `cold` says so; otherwise they are counted, and a list shows that their objects are there.
     ///
     /// # Errors
     /// No such checkpoint here. Damage is no error.
     pub fn scrub(
         &self,
         reference: &str,
+        cold: bool,
         progress: ProgressReceiver<'_>,
     ) -> Result<control::Scrubbed, StoreError> {
         let named = self.named(reference)?;
+        let fetch_all = cold || !reference.is_empty();
+        let absent: HashSet<String> = match fetch_all {
+            true => HashSet::new(),
+            false => self.absent().into_iter().collect(),
+        };
         let _request = Request::new(&self.requests);
         let size =
             |held: &HeldCheckpoint| held.record.as_ref().map_or(0, |record| record.memory_bytes);
@@ -344,7 +363,12 @@ impl Scrubber {
         for held in &named {
             let done = scrubbed.pages;
             let since = Instant::now();
-            let checked = self.read(held, Some(&mut read), &mut |pages| {
+            let suspect = absent.contains(&held.id) || self.store.damage(&held.id).is_some();
+            let cold = match fetch_all || suspect {
+                true => ColdPages::Fetch,
+                false => ColdPages::Leave,
+            };
+            let checked = self.read(held, Some(&mut read), cold, &mut |pages| {
                 let bytes = (done + pages) * permafrost_pmem::PAGE_SIZE as u64;
                 progress(bytes.min(total), total);
             });
@@ -355,6 +379,11 @@ impl Scrubber {
             let Some(checked) = checked else { continue };
             scrubbed.checkpoints += 1;
             scrubbed.pages += checked.pages;
+            scrubbed.unverified_pages += checked.unverified_pages;
+            if scrubbed.away.is_empty() {
+                scrubbed.away.clone_from(&checked.away);
+            }
+            let unverified_pages = checked.unverified_pages;
             self.store
                 .observer()
                 .scrubbed(checked.read_bytes, since.elapsed());
@@ -362,7 +391,10 @@ impl Scrubber {
             scrubbed.damaged.extend(damaged);
             if let Some(now) = self.store.held_copy(&held.id) {
                 let of = candidate(&now, self.store.damage(&held.id).is_some());
-                self.state().schedule.verified_now(&of, unix_ms());
+                let mut state = self.state();
+                state
+                    .schedule
+                    .verified_now(&of, unverified_pages, unix_ms());
             }
         }
         Ok(scrubbed)
@@ -413,7 +445,13 @@ impl Scrubber {
         if let Err(error) = self.list(STATUS_AGE) {
             tracing::warn!(%error, "the scrub's status is an old one");
         }
-        let oldest = self.state().schedule.oldest(unix_ms());
+        let (oldest, unverified_pages) = {
+            let state = self.state();
+            (
+                state.schedule.oldest(unix_ms()),
+                state.schedule.unverified_pages(),
+            )
+        };
         control::ScrubStatus {
             period_s: self.options.period.map_or(0, |period| period.as_secs()),
             oldest_s: oldest.as_secs(),
@@ -421,6 +459,7 @@ impl Scrubber {
             damaged: self.counters.damaged.value(),
             mended: self.counters.mended.value(),
             quarantined: self.store.set_asides().len() as u64,
+            unverified_pages,
         }
     }
 }
@@ -460,9 +499,9 @@ impl Drop for Request<'_> {
     }
 }
 
-fn candidate(held: &HeldCheckpoint, damaged: bool) -> Candidate<'_> {
+fn candidate(held: &HeldCheckpoint, damaged: bool) -> ScrubCandidate<'_> {
     let record = held.record.as_ref();
-    Candidate {
+    ScrubCandidate {
         id: &held.id,
         bytes: held.bytes,
         sealed_unix_ms: record.map_or(0, |record| record.created_unix_ms),

@@ -86,7 +86,7 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
         Show => [local::Show { checkpoint: text() }],
         Remove => [remove(true, true), remove(false, true), remove(true, false), remove(false, false)],
         Pin => [local::Pin { checkpoint: text(), pinned: true }, local::Pin { checkpoint: text(), pinned: false }],
-        Verify => [local::Verify { checkpoint: text() }],
+        Verify => [local::Verify { checkpoint: text(), cold: true }],
         Export => [local::Export { checkpoint: text(), ..Default::default() }],
         Import => [local::Import { job: text(), ..Default::default() }],
         Status => [local::Status {}],
@@ -97,7 +97,7 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
         SetNode => [local::SetNode { name: text(), state: "drained".to_owned(), force: true }],
         Rebuild => [local::Rebuild { dry_run: false, ..Default::default() }],
         Deny => [local::Deny { entries: vec![text()], take_back: false }, local::Deny::default()],
-        Scrub => [local::Scrub { checkpoint: text() }],
+        Scrub => [local::Scrub { checkpoint: text(), cold: true }],
         Gc => [local::Gc { dry_run: true }, local::Gc { dry_run: false }],
         SetRetention => [
             local::SetRetention {

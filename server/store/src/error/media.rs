@@ -40,7 +40,9 @@ impl RegionMediaError {
     /// Returns the error of the cold tier that kept segments from being moved.
     fn cold(&self) -> Option<&ColdError> {
         match self {
-            Self::Media(MediaError::Clean(CleanError::Io(error))) => ColdError::of(error),
+            Self::Media(MediaError::Clean(CleanError::Io(error)) | MediaError::Store(error)) => {
+                ColdError::of(error)
+            }
             _ => None,
         }
     }
@@ -50,7 +52,8 @@ impl ReportedError for RegionMediaError {
     fn code(&self) -> ErrorCode {
         use MediaError as M;
         match self.cold() {
-            Some(ColdError::Away { .. }) => return ErrorCode::Unavailable,
+            Some(error) if error.is_away() => return ErrorCode::Unavailable,
+            Some(ColdError::Taken { .. }) => return ErrorCode::Conflict,
             Some(_) => return ErrorCode::Corrupt,
             None => {}
         }
@@ -78,9 +81,11 @@ impl ReportedError for RegionMediaError {
     fn hint(&self) -> &str {
         use MediaError as M;
         match self.cold() {
-            Some(ColdError::Away { .. }) => {
+            Some(error) if error.is_away() => {
                 return "try again when the store is back: `permafrost region ls` names it";
             }
+            // Its message says what to do.
+            Some(ColdError::Taken { .. }) => return "",
             Some(_) => return "another node's copy, if there is one, is not affected",
             None => {}
         }

@@ -1,5 +1,6 @@
 //! Errors of finding, reading and verifying checkpoints.
 
+use permafrost_cold::ColdError;
 use permafrost_pmem::{CheckpointId, HealError, PageError};
 use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_protocol::manifest::{CheckpointRefError, ManifestError};
@@ -61,10 +62,19 @@ impl ReadingError {
     }
 }
 
+/// Returns true if a page is in a cold tier that is away: nothing is known to be wrong with it.
+pub(crate) fn is_away(error: &PageError) -> bool {
+    error
+        .io()
+        .and_then(ColdError::of)
+        .is_some_and(ColdError::is_away)
+}
+
 impl ReportedError for ReadingError {
     fn code(&self) -> ErrorCode {
         match self {
             Self::Reference { .. } | Self::TooMany { .. } => ErrorCode::Invalid,
+            Self::Corrupt { source, .. } if is_away(source) => ErrorCode::Unavailable,
             Self::Corrupt { .. } | Self::Damaged { .. } | Self::Manifest { .. } => {
                 ErrorCode::Corrupt
             }
@@ -77,6 +87,9 @@ impl ReportedError for ReadingError {
     fn hint(&self) -> &str {
         match self {
             Self::Reference { .. } => "name one as JOB or JOB@GENERATION",
+            Self::Corrupt { source, .. } if is_away(source) => {
+                "try again when the store is back: `permafrost region ls` names it"
+            }
             Self::Corrupt { .. } => "`permafrost verify` lists everything that is damaged",
             Self::Damaged { .. } => {
                 "restore an older generation (`permafrost ls`); `permafrost scrub` looks again"

@@ -16,21 +16,22 @@ const RETRY: Duration = Duration::from_secs(3600);
 
 /// A held checkpoint.
 #[derive(Clone, Debug)]
-pub(super) struct Candidate<'a> {
-    pub(super) id: &'a str,
+pub struct ScrubCandidate<'a> {
+    /// Id of the checkpoint.
+    pub id: &'a str,
     /// Bytes that have to be read to verify it.
-    pub(super) bytes: u64,
+    pub bytes: u64,
     /// Time of its seal, milliseconds since the Unix epoch; 0 if unknown.
-    pub(super) sealed_unix_ms: u64,
+    pub sealed_unix_ms: u64,
     /// True if it is known to be damaged.
-    pub(super) damaged: bool,
+    pub damaged: bool,
     /// The copy itself that is held.
-    pub(super) copy: CopyId,
+    pub copy: CopyId,
 }
 
 /// Reason why a checkpoint is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Why {
+pub enum Why {
     /// It is suspected to be damaged.
     Suspect,
     /// Another node is to rely on it.
@@ -39,11 +40,16 @@ pub(super) enum Why {
     Turn,
 }
 
-/// Next step of the scrub.
+/// NextCheck step of the scrub.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub enum NextCheck {
     /// Verify the checkpoint with this id.
-    Check { id: String, why: Why },
+    Check {
+        /// Id of the checkpoint.
+        id: String,
+        /// Reason for it.
+        why: Why,
+    },
     /// Wait for this time; `None`: until something changes.
     Wait(Option<Duration>),
 }
@@ -61,11 +67,13 @@ struct Tracked {
 /// State of the scrub. Wall-clock times record when each copy was verified, across restarts; a time in the
 /// future counts as now. The rate within a period uses a monotonic clock.
 #[derive(Default)]
-pub(super) struct Schedule {
+pub struct Schedule {
     /// Time in which everything is verified once; `None`: only suspected and requested checkpoints.
     period: Option<Duration>,
     /// Time of the last verification by id, milliseconds since the Unix epoch.
     verified: HashMap<String, u64>,
+    /// Pages in a cold tier that this verification left out, by id.
+    unverified: HashMap<String, u64>,
     copies: HashMap<String, Tracked>,
     /// Copies that are not known to be damaged, and in `damaged` those that are: time since which each is not
     /// verified, and its id.
@@ -122,7 +130,7 @@ struct Round {
 
 impl Schedule {
     /// Begins anew with a period and the verifications before the start. Suspects that are waiting stay.
-    pub(super) fn begin_with(&mut self, period: Option<Duration>, verified: HashMap<String, u64>) {
+    pub fn begin_with(&mut self, period: Option<Duration>, verified: HashMap<String, u64>) {
         *self = Self {
             period,
             verified,
@@ -131,12 +139,20 @@ impl Schedule {
         };
     }
 
-    pub(super) fn verified(&self) -> &HashMap<String, u64> {
-        &self.verified
+    /// Returns the times of the last verifications, of those that left nothing out.
+    pub fn verified_whole(&self) -> HashMap<String, u64> {
+        let mut verified = self.verified.clone();
+        verified.retain(|id, _| !self.unverified.contains_key(id));
+        verified
+    }
+
+    /// Returns the number of pages in a cold tier that the last verifications left out.
+    pub fn unverified_pages(&self) -> u64 {
+        self.unverified.values().sum()
     }
 
     /// Adds the currently held checkpoints, and forgets all others. Linear in their number.
-    pub(super) fn sync<'a>(&mut self, held: impl Iterator<Item = Candidate<'a>>, unix_ms: u64) {
+    pub fn sync<'a>(&mut self, held: impl Iterator<Item = ScrubCandidate<'a>>, unix_ms: u64) {
         self.syncs += 1;
         let mut before = std::mem::take(&mut self.copies);
         self.whole.clear();
@@ -163,6 +179,7 @@ impl Schedule {
         }
         let copies = &self.copies;
         self.verified.retain(|id, _| copies.contains_key(id));
+        self.unverified.retain(|id, _| copies.contains_key(id));
         self.round.left.retain(|id| copies.contains_key(id));
     }
 
@@ -188,39 +205,35 @@ impl Schedule {
     }
 
     /// Makes a checkpoint the next to be read. Returns true if it was not waiting yet.
-    pub(super) fn suspect(&mut self, id: &str) -> bool {
+    pub fn suspect(&mut self, id: &str) -> bool {
         self.suspects.push(id)
     }
 
     /// Queues a checkpoint after the suspects.
-    pub(super) fn ask(&mut self, id: &str) {
+    pub fn ask(&mut self, id: &str) {
         self.asked.push(id);
     }
 
     /// Returns the number of waiting requests.
-    pub(super) fn asked(&self) -> usize {
+    pub fn asked(&self) -> usize {
         self.asked.order.len()
     }
 
-    /// Returns true if this very copy was verified in the time `within` before `unix_ms`.
-    pub(super) fn is_verified(
-        &self,
-        id: &str,
-        copy: CopyId,
-        within: Duration,
-        unix_ms: u64,
-    ) -> bool {
+    /// Returns true if this very copy was verified, with all its pages, in the time `within` before `unix_ms`.
+    pub fn is_verified(&self, id: &str, copy: CopyId, within: Duration, unix_ms: u64) -> bool {
         let tracked = self.copies.get(id);
         let is_same = tracked.is_some_and(|tracked| tracked.copy == copy);
         let age = self
             .verified
             .get(id)
             .and_then(|at| unix_ms.checked_sub(*at));
-        is_same && age.is_some_and(|age| Duration::from_millis(age) <= within)
+        is_same
+            && !self.unverified.contains_key(id)
+            && age.is_some_and(|age| Duration::from_millis(age) <= within)
     }
 
     /// Returns the longest time for which a copy has not been verified.
-    pub(super) fn oldest(&self, unix_ms: u64) -> Duration {
+    pub fn oldest(&self, unix_ms: u64) -> Duration {
         let firsts = [self.whole.first(), self.damaged.first()];
         let oldest = firsts.into_iter().flatten().map(|(since, _)| *since).min();
         Duration::from_millis(oldest.map_or(0, |oldest| unix_ms.saturating_sub(oldest)))
@@ -229,19 +242,19 @@ impl Schedule {
     /// Returns the next step at `now`, which is `unix_ms` by the wall clock: suspects; requested checkpoints;
     /// damaged ones again; else the one not verified for longest, when the share of the one before is over, or it
     /// is due itself.
-    pub(super) fn next(&mut self, unix_ms: u64, now: Duration) -> Next {
+    pub fn next(&mut self, unix_ms: u64, now: Duration) -> NextCheck {
         self.step();
         for (why, queue) in [
             (Why::Suspect, &mut self.suspects),
             (Why::Asked, &mut self.asked),
         ] {
             if let Some(id) = queue.pop() {
-                return Next::Check { id, why };
+                return NextCheck::Check { id, why };
             }
         }
         self.aside = Round::default();
         let Some(period) = self.period else {
-            return Next::Wait(None);
+            return NextCheck::Wait(None);
         };
         // Time left until a copy must be verified that was last verified at `since`.
         let left = |since: u64, within: Duration| {
@@ -258,18 +271,18 @@ impl Schedule {
         let due = damaged.filter(|(left, ..)| left.is_zero());
         let oldest = first(&self.whole, period).into_iter().chain(due).min();
         let Some((left, _, id)) = oldest else {
-            return Next::Wait(again);
+            return NextCheck::Wait(again);
         };
         let wait = left.min(self.next_at.saturating_sub(now));
         if wait.is_zero() {
-            return Next::Check { id, why: Why::Turn };
+            return NextCheck::Check { id, why: Why::Turn };
         }
-        Next::Wait(again.into_iter().chain([wait]).min())
+        NextCheck::Wait(again.into_iter().chain([wait]).min())
     }
 
     /// Returns the pages that were already read in this round, for a checkpoint that may rely on them;
     /// [`Schedule::checked`] must be given them back.
-    pub(super) fn begin(&mut self, id: &str, why: Why) -> Option<PagesRead> {
+    pub fn begin(&mut self, id: &str, why: Why) -> Option<PagesRead> {
         self.step();
         if why == Why::Turn && self.round.left.is_empty() {
             self.round = Round {
@@ -298,14 +311,14 @@ impl Schedule {
         }
     }
 
-    /// Records the end, at `unix_ms`, of a check that began at `began`.
-    pub(super) fn checked(
+    /// Records the end, at `unix_ms`, of a check that began at `began` and left pages in a cold tier out.
+    pub fn checked(
         &mut self,
-        of: &Candidate<'_>,
+        of: &ScrubCandidate<'_>,
         why: Why,
         read: Option<PagesRead>,
-        began: Duration,
-        unix_ms: u64,
+        unverified_pages: u64,
+        (began, unix_ms): (Duration, u64),
     ) {
         self.ended(of.id, why, read);
         let total = self.bytes.max(1);
@@ -317,12 +330,16 @@ impl Schedule {
             let ns = period.as_nanos().saturating_mul(own) / total;
             self.next_at = began + Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX));
         }
-        self.verified_now(of, unix_ms);
+        self.verified_now(of, unverified_pages, unix_ms);
     }
 
-    /// Records that a copy was verified, or found damaged, at `unix_ms`.
-    pub(super) fn verified_now(&mut self, of: &Candidate<'_>, unix_ms: u64) {
+    /// Records that a copy was verified but for pages in a cold tier, or found damaged, at `unix_ms`.
+    pub fn verified_now(&mut self, of: &ScrubCandidate<'_>, unverified_pages: u64, unix_ms: u64) {
         self.step();
+        match unverified_pages {
+            0 => self.unverified.remove(of.id),
+            pages => self.unverified.insert(of.id.to_owned(), pages),
+        };
         self.verified.insert(of.id.to_owned(), unix_ms);
         let before = self.remove(of.id);
         let same = before.filter(|before| before.copy == of.copy);
@@ -338,7 +355,7 @@ impl Schedule {
     }
 
     /// Records a check that was aborted, or found nothing to check.
-    pub(super) fn broken_off(&mut self, id: &str, why: Why, read: Option<PagesRead>, gone: bool) {
+    pub fn broken_off(&mut self, id: &str, why: Why, read: Option<PagesRead>, gone: bool) {
         self.ended(id, why, read);
         if gone {
             self.remove(id);
@@ -373,8 +390,8 @@ mod tests {
     const DAY_MS: u64 = 86_400_000;
     const NOW: u64 = 1_000 * DAY_MS;
 
-    fn held(id: &str, bytes: u64, sealed_unix_ms: u64) -> Candidate<'_> {
-        Candidate {
+    fn held(id: &str, bytes: u64, sealed_unix_ms: u64) -> ScrubCandidate<'_> {
+        ScrubCandidate {
             id,
             bytes,
             sealed_unix_ms,
@@ -386,7 +403,7 @@ mod tests {
     fn scheduled(
         period: Option<Duration>,
         verified: HashMap<String, u64>,
-        held: &[Candidate<'_>],
+        held: &[ScrubCandidate<'_>],
     ) -> Schedule {
         let mut schedule = Schedule::default();
         schedule.begin_with(period, verified);
@@ -394,28 +411,28 @@ mod tests {
         schedule
     }
 
-    fn id(next: Next) -> String {
+    fn id(next: NextCheck) -> String {
         match next {
-            Next::Check { id, .. } => id,
-            Next::Wait(wait) => panic!("waits {wait:?}"),
+            NextCheck::Check { id, .. } => id,
+            NextCheck::Wait(wait) => panic!("waits {wait:?}"),
         }
     }
 
     /// Runs the schedule for `hours`, with checks that take no time; returns the hour and id of each check.
-    fn run(schedule: &mut Schedule, held: &[Candidate<'_>], hours: u64) -> Vec<(u64, String)> {
+    fn run(schedule: &mut Schedule, held: &[ScrubCandidate<'_>], hours: u64) -> Vec<(u64, String)> {
         let by_id: HashMap<_, _> = held.iter().map(|one| (one.id, one)).collect();
         let (mut now, mut seen) = (Duration::ZERO, Vec::new());
         let end = Duration::from_secs(hours * 3600);
         while now < end {
             let unix_ms = NOW + u64::try_from(now.as_millis()).unwrap();
             match schedule.next(unix_ms, now) {
-                Next::Check { id, why } => {
+                NextCheck::Check { id, why } => {
                     assert_eq!(why, Why::Turn);
                     seen.push((now.as_secs() / 3600, id.clone()));
                     let read = schedule.begin(&id, why);
-                    schedule.checked(by_id[&*id], why, read, now, unix_ms);
+                    schedule.checked(by_id[&*id], why, read, 0, (now, unix_ms));
                 }
-                Next::Wait(wait) => now += wait.unwrap_or(end).max(Duration::from_millis(1)),
+                NextCheck::Wait(wait) => now += wait.unwrap_or(end).max(Duration::from_millis(1)),
             }
         }
         seen
@@ -468,17 +485,17 @@ mod tests {
     fn suspects_come_first_then_what_is_asked_for_and_without_a_period_nothing_else_does() {
         let held = [held("a", 1, 0), held("b", 1, 1)];
         let mut schedule = scheduled(None, HashMap::new(), &held);
-        assert_eq!(schedule.next(NOW, DAY), Next::Wait(None));
+        assert_eq!(schedule.next(NOW, DAY), NextCheck::Wait(None));
         schedule.ask("a");
         assert!(schedule.suspect("b"));
         assert!(!schedule.suspect("b"));
         let check = |id: &str, why| {
             let id = id.to_owned();
-            Next::Check { id, why }
+            NextCheck::Check { id, why }
         };
         assert_eq!(schedule.next(NOW, DAY), check("b", Why::Suspect));
         assert_eq!(schedule.next(NOW, DAY), check("a", Why::Asked));
-        assert_eq!(schedule.next(NOW, DAY), Next::Wait(None));
+        assert_eq!(schedule.next(NOW, DAY), NextCheck::Wait(None));
     }
 
     #[test]
@@ -503,7 +520,7 @@ mod tests {
         assert_eq!(id(schedule.next(NOW, DAY)), "a");
         let read = schedule.begin("a", Why::Turn);
         assert!(read.is_some());
-        schedule.checked(&both[0], Why::Turn, read, DAY, NOW);
+        schedule.checked(&both[0], Why::Turn, read, 0, (DAY, NOW));
         let three = [both[0].clone(), both[1].clone(), held("late", 1, 2)];
         // The copies are equal in this test: they are distinguished by the sync that found them.
         schedule.sync(three.iter().cloned(), NOW);
@@ -512,7 +529,7 @@ mod tests {
         assert!(schedule.begin("a", Why::Turn).is_none());
         let read = schedule.begin("b", Why::Turn);
         assert!(read.is_some());
-        schedule.checked(&both[1], Why::Turn, read, DAY, NOW);
+        schedule.checked(&both[1], Why::Turn, read, 0, (DAY, NOW));
         // All copies were read: a new round with all of them.
         assert!(schedule.begin("late", Why::Turn).is_some());
     }
@@ -526,12 +543,12 @@ mod tests {
         }
         schedule.ask("c");
         for one in &three {
-            let Next::Check { id, why } = schedule.next(NOW, DAY) else {
+            let NextCheck::Check { id, why } = schedule.next(NOW, DAY) else {
                 panic!("{} is not read", one.id)
             };
             let read = schedule.begin(&id, why);
             assert!(read.is_some(), "{id}");
-            schedule.checked(one, why, read, DAY, NOW);
+            schedule.checked(one, why, read, 0, (DAY, NOW));
         }
         // The pages read for them do not serve a later suspicion.
         schedule.suspect("a");
@@ -545,7 +562,7 @@ mod tests {
         let mut schedule = scheduled(None, HashMap::new(), &[held("a", 1, NOW)]);
         let copy = CopyId::new(1);
         assert!(!schedule.is_verified("a", copy, hour, NOW));
-        schedule.verified_now(&held("a", 1, NOW), NOW);
+        schedule.verified_now(&held("a", 1, NOW), 0, NOW);
         assert!(schedule.is_verified("a", copy, hour, NOW + 3_600_000));
         assert!(!schedule.is_verified("a", copy, hour, NOW + 3_600_001));
         // The clock was set back: nothing is known.
@@ -568,9 +585,9 @@ mod tests {
                 let id = id(schedule.next(unix_ms, DAY * 1000));
                 let read = schedule.begin(&id, Why::Turn);
                 assert!(read.is_some());
-                schedule.checked(by_id[&*id], Why::Turn, read, Duration::ZERO, unix_ms);
+                schedule.checked(by_id[&*id], Why::Turn, read, 0, (Duration::ZERO, unix_ms));
             }
-            assert_eq!(schedule.verified().len(), count);
+            assert_eq!(schedule.verified.len(), count);
         }
         schedule.steps
     }

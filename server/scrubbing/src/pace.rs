@@ -6,14 +6,16 @@ use std::time::Duration;
 const SLICE: Duration = Duration::from_millis(5);
 
 /// Counts work, and returns the time to sleep. Reads no clock.
-pub(super) struct ScrubThrottle {
+pub struct ScrubThrottle {
     /// Share of a processor's time, percent, 1 to 100.
     share: u32,
     worked: Duration,
 }
 
 impl ScrubThrottle {
-    pub(super) fn new(share_percent: u8) -> Self {
+    /// Makes a limiter for a share of a processor's time, percent.
+    #[must_use]
+    pub fn new(share_percent: u8) -> Self {
         Self {
             share: u32::from(share_percent).clamp(1, 100),
             worked: Duration::ZERO,
@@ -21,7 +23,7 @@ impl ScrubThrottle {
     }
 
     /// Records more work. Returns the time to sleep now.
-    pub(super) fn took(&mut self, busy: Duration) -> Duration {
+    pub fn took(&mut self, busy: Duration) -> Duration {
         self.worked += busy;
         if self.worked < SLICE {
             return Duration::ZERO;
