@@ -47,7 +47,7 @@ pub struct ColdMedium {
     is_marked: AtomicBool,
 }
 
-/// Where pages of the file become holes.
+/// Holes in place of pages of the file.
 enum Holes {
     /// In the file.
     File(File),
