@@ -78,11 +78,8 @@ fn pageserver() -> Seeds {
         .concat()
     };
     let e = Encoder::new(Dialect::V24);
-    let get_refused = [
-        &[0][..],
-        e.get(5, 0x7000_0000, 16).as_ref(),
-        e.get(5, 0x7000_0000, 65_536).as_ref(),
-    ];
+    let gets = [16, 65_536].map(|pages| e.get(5, 0x7000_0000, pages));
+    let get_refused = [&[0][..], gets[0].as_ref(), gets[1].as_ref()];
     vec![
         ("get-refused", get_refused.concat()),
         ("one-real-page", one_real_page.concat()),
