@@ -142,6 +142,8 @@ impl PackedSize {
 pub struct Cleaned {
     /// Slots whose segments were all moved. They are reused once no reader has a checkpoint that was in them.
     pub slots: u64,
+    /// Slots that were filled with them.
+    pub filled: u64,
     /// Bytes written: pages, segment headers.
     pub written_bytes: u64,
     /// Segments left where they are, because a page of them is damaged.
@@ -334,6 +336,7 @@ impl Region {
             };
             let done = self.move_batch(survey, medium, &batch, None)?;
             cleaned.slots += done.slots;
+            cleaned.filled += u64::from(done.written_bytes > 0);
             cleaned.written_bytes += done.written_bytes;
             cleaned.damaged_segments += done.damaged_segments;
         }

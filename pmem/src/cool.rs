@@ -33,6 +33,9 @@ use crate::table::packed_header_bytes;
 /// Free slots whose objects are forgotten while no segment can be moved.
 const FORGOTTEN_AT_ONCE: usize = 64;
 
+/// Objects that are removed between two looks at whether to stop.
+const REMOVED_AT_ONCE: usize = 16;
+
 impl Region {
     /// Returns true if a medium that is there keeps pages in an object store.
     #[must_use]
@@ -98,18 +101,17 @@ impl Region {
             medium.is_some_and(|medium| medium.cold().is_some_and(|cold| cold.is_out(at)))
         };
         let slots = checkpoint.segment_numbers();
-        let slots = slots.filter_map(|segment| space.table.slot(segment));
+        let mut slots: HashSet<_> = slots.filter_map(|s| space.table.slot(s)).collect();
+        slots.retain(|slot| space.is_cold(slot.medium()) && is_out(*slot));
         slots
-            .filter(|slot| space.is_cold(slot.medium()) && is_out(*slot))
-            .collect()
     }
 
-    /// Removes objects of slots that are free, and those that a crash has left. Returns their number. No lock is held
-    /// while the object store is asked.
+    /// Removes objects of slots that are free, and those that a crash has left, until `stopped` returns true. Returns
+    /// their number. No lock is held while the object store is asked.
     ///
     /// # Errors
     /// [`MediaError`]: an object store is away.
-    pub fn sweep_cold(&self) -> Result<u64, MediaError> {
+    pub fn sweep_cold(&self, stopped: &dyn Fn() -> bool) -> Result<u64, MediaError> {
         self.journal().check()?;
         let space = self.space();
         let mut removed = 0;
@@ -125,7 +127,12 @@ impl Region {
             }
             // An index from before names them.
             self.advance_index(number)?;
-            removed += cold.remove(&unneeded).map_err(CleanError::Io)?;
+            for some in unneeded.chunks(REMOVED_AT_ONCE) {
+                if stopped() {
+                    return Ok(removed);
+                }
+                removed += cold.remove(some).map_err(CleanError::Io)?;
+            }
         }
         Ok(removed)
     }

@@ -347,7 +347,7 @@ fn pages_go_to_the_store_and_come_back_and_all_else_stays_on_the_node() {
     recall(&region, 1).unwrap();
     read(&region, 1, FIRST, 1, 1).unwrap();
     assert_eq!(used(&region, 1), 0);
-    assert_eq!(region.sweep_cold().unwrap(), moved);
+    assert_eq!(region.sweep_cold(&|| false).unwrap(), moved);
     assert!(site.objects.all().is_empty());
     drop(region);
     let region = site.open();
@@ -362,11 +362,11 @@ fn a_removed_checkpoint_frees_its_objects_and_slots() {
     drop(seal(&region, 1000, FIRST, None).unwrap());
     let moved = cool(&region).unwrap();
     region.delete(CheckpointId::new(1)).unwrap();
-    let removed = region.sweep_cold().unwrap();
+    let removed = region.sweep_cold(&|| false).unwrap();
     assert!(removed > 0 && removed < moved);
     drop(region);
     let region = site.open();
-    assert_eq!(region.sweep_cold().unwrap(), 0);
+    assert_eq!(region.sweep_cold(&|| false).unwrap(), 0);
     recall(&region, 1000).unwrap();
     read(&region, 1000, FIRST, 1000, 1).unwrap();
     // Its slots are used again.
@@ -436,7 +436,7 @@ fn what_a_crash_leaves_in_the_store_is_removed_and_nothing_else() {
         .put(&format!("{directory}/3-0000000000000001"), vec![0; 10])
         .unwrap();
     let region = site.open();
-    assert_eq!(region.sweep_cold().unwrap(), 2);
+    assert_eq!(region.sweep_cold(&|| false).unwrap(), 2);
     recall(&region, 1).unwrap();
     read(&region, 1, FIRST, 1, 1).unwrap();
 }
@@ -479,9 +479,9 @@ fn a_store_that_answers_garbage_costs_nothing_but_time() {
             "{fault:?}"
         );
         if is_away {
-            assert!(region.sweep_cold().is_err(), "{fault:?}");
+            assert!(region.sweep_cold(&|| false).is_err(), "{fault:?}");
         } else {
-            assert_eq!(region.sweep_cold().unwrap(), 0, "{fault:?}");
+            assert_eq!(region.sweep_cold(&|| false).unwrap(), 0, "{fault:?}");
         }
         drop(region);
         site.objects.set_fault(Fault::None);
@@ -569,7 +569,7 @@ fn while_the_store_hangs_nobody_else_waits() {
     assert_eq!(moved.unwrap(), 0, "the medium is drained by now");
     region.set_draining(1, false).unwrap();
     drop(survey);
-    let swept = while_it_hangs(&site, || region.sweep_cold(), || others(200));
+    let swept = while_it_hangs(&site, || region.sweep_cold(&|| false), || others(200));
     assert_eq!(
         swept.unwrap(),
         1,
@@ -698,7 +698,7 @@ fn an_index_of_another_time_or_medium_is_refused_by_name() {
     let region = site.open();
     let before = std::fs::read(site.index()).unwrap();
     region.delete(CheckpointId::new(1)).unwrap();
-    assert!(region.sweep_cold().unwrap() > 0);
+    assert!(region.sweep_cold(&|| false).unwrap() > 0);
     drop(region);
     let after = std::fs::read(site.index()).unwrap();
     std::fs::write(site.index(), &before).unwrap();
@@ -764,7 +764,7 @@ fn a_directory_that_is_not_mounted_is_away_and_another_regions_is_refused() {
     );
     let (absent, problems) = region.absent_segments();
     assert_eq!((absent.len(), problems.len()), (0, 1));
-    assert!(region.sweep_cold().is_err());
+    assert!(region.sweep_cold(&|| false).is_err());
     assert_eq!(
         std::fs::read_dir(&store).unwrap().count(),
         0,
@@ -880,7 +880,7 @@ fn objects_have_nothing_plain_and_keys_change_under_them() {
     check();
     recall(&region, 1000).unwrap();
     check();
-    region.sweep_cold().unwrap();
+    region.sweep_cold(&|| false).unwrap();
     assert!(cool(&region).unwrap() > 0);
     check();
     assert!(!is_plain(&site, 1, 3) && !is_plain(&site, 1000, 3));

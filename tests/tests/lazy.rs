@@ -14,6 +14,7 @@ use permafrost_tests::workload::{self, Workload};
 use rustix::process::Signal;
 
 /// Exit codes of `permafrost`.
+const CONFLICT: i32 = 4;
 const UNREACHABLE: i32 = 10;
 const INTERRUPTED: i32 = 130;
 
@@ -93,6 +94,14 @@ fn a_process_runs_and_writes_while_its_memory_comes() {
     site.kill();
 
     let (child, _told) = site.touched_only();
+    // What is not there yet would be missing in the checkpoint.
+    let pid = site.task.pid().to_string();
+    let refused = site
+        .daemon
+        .try_run(&["dump", "--job", "a", "--pid", &pid])
+        .unwrap();
+    assert_eq!(refused.status.code(), Some(CONFLICT), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("restored lazily"));
     site.task.modify().unwrap();
     site.assert_sound();
     site.kill();

@@ -9,12 +9,11 @@
 //! A page is one data unit of XTS-AES-256 (IEEE 1619, NIST SP 800-38E); its tweak is its page number, which it keeps
 //! wherever it is moved.
 
-#![allow(
+mod keys;
+#[allow(
     unsafe_code,
     reason = "instructions that not every processor has, in one file"
 )]
-
-mod keys;
 mod tweaks;
 mod xts;
 

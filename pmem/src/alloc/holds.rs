@@ -321,11 +321,12 @@ impl Holdings {
 impl Drop for Holdings {
     fn drop(&mut self) {
         self.end_writing(false);
-        self.space
-            .release(self.segments.iter().copied().map(SegmentNo));
-        // What was written there is referred to by nothing: the tail is as it was.
+        // What was written there is referred to by nothing: the tail is as it was. Offered while this holds the segment:
+        // a survey sees either that, or the tail, and never a segment that only looks as if nobody went on with it.
         if let Some((segment, page)) = self.tail {
             self.space.offer_tail(segment, page);
         }
+        self.space
+            .release(self.segments.iter().copied().map(SegmentNo));
     }
 }

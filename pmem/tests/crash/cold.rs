@@ -144,7 +144,7 @@ impl Player {
             (Some(number), 4..=6) => {
                 self.move_slots(&region, number, done, false);
                 if self.rng.one_in(2) {
-                    done.swept += region.sweep_cold().unwrap();
+                    done.swept += region.sweep_cold(&|| false).unwrap();
                 }
             }
             (Some(number), _) => {
@@ -229,7 +229,7 @@ fn recover_cold(
     let state = allowed[which];
     if joined(&region).is_some() {
         region
-            .sweep_cold()
+            .sweep_cold(&|| false)
             .map_err(|error| format!("sweep: {error}"))?;
         model::check(&region, state).map_err(|e| format!("after the sweep: {e}"))?;
         let used = region.media()[1].used_bytes / SEGMENT as u64;

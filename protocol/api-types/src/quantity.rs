@@ -256,6 +256,8 @@ impl Seconds {
     pub const MINUTE: Self = Self(60.0);
     /// A duration of 24 hours.
     pub const ONE_DAY: Self = Self(86_400.0);
+    /// A duration of 30 days.
+    pub const THIRTY_DAYS: Self = Self(30.0 * 86_400.0);
 
     /// Makes a duration of `value` seconds.
     ///

@@ -51,12 +51,18 @@ pub struct TierRoom {
 }
 
 impl TierRoom {
-    /// Returns the tier that the next dump goes to, of a node's tiers, the fastest first: the first one with room.
+    /// Returns the tier that the next dump goes to, of a node's tiers, the fastest first: the first one with a 64th of
+    /// its room free, as the last segments are not what a dump takes; else the first with any.
     #[must_use]
     pub fn of_dumps(tiers: &[Self]) -> Option<&Self> {
         let mut mapped = tiers.iter().filter(|tier| !tier.cold);
-        let first = mapped.clone().next();
-        mapped.find(|tier| tier.free_bytes > 0).or(first)
+        let with = |least: &dyn Fn(&Self) -> u64| {
+            let mut mapped = mapped.clone();
+            mapped.find(|tier| tier.free_bytes > 0 && tier.free_bytes >= least(tier))
+        };
+        with(&|tier| tier.capacity_bytes / 64)
+            .or_else(|| with(&|_| 0))
+            .or_else(|| mapped.next())
     }
 }
 

@@ -34,6 +34,8 @@ pub enum MediumTier {
     Hdd,
     /// Tier that the operator named, numbered by the caller.
     Named(u16),
+    /// Object store. It is read rarely and not probed, so its figures hold for a month, and weigh half after a day.
+    ObjectStore,
 }
 
 /// Channel that a bandwidth belongs to.
@@ -61,6 +63,10 @@ pub enum Channel {
 impl Channel {
     fn bandwidth(self) -> What {
         match self {
+            Self::Medium {
+                tier: MediumTier::ObjectStore,
+                ..
+            } => What::RecallBandwidth,
             Self::Medium {
                 direction: Direction::Read,
                 ..
@@ -169,6 +175,13 @@ pub struct EstimatorConfig {
     /// Channels at most; each takes at most about 5 KiB. 100,000.
     pub channels: usize,
 }
+
+/// After this long a sample of an object store weighs half. A day.
+const OBJECT_STORE_HALF_LIFE: Seconds = Seconds::ONE_DAY;
+
+/// After this long a figure of an object store does not hold any more. 30 days: it is read when a cold checkpoint is
+/// restored, which is rare, and nothing probes it.
+pub const OBJECT_STORE_STALE_AFTER: Seconds = Seconds::THIRTY_DAYS;
 
 impl Default for EstimatorConfig {
     fn default() -> Self {
@@ -364,16 +377,13 @@ impl Estimator {
             Ok(samples) => samples,
             Err(why) => return SizedRates::uniform(Figure::Unknown { why }),
         };
-        let classes = samples.rates.each_ref().map(|window| {
-            window.quantiles(
-                now,
-                self.config.half_life,
-                self.config.stale_after,
-                Worse::Low,
-            )
-        });
+        let (half_life, stale_after) = self.ages(channel);
+        let classes = samples
+            .rates
+            .each_ref()
+            .map(|window| window.quantiles(now, half_life, stale_after, Worse::Low));
         let mut figures = [Figure::Unknown {
-            why: self.stale(samples, now, what),
+            why: stale(samples, now, what, stale_after),
         }; CLASSES];
         for (class, figure) in figures.iter_mut().enumerate() {
             if let Some((quantiles, distance)) = nearest(&classes, class) {
@@ -398,12 +408,10 @@ impl Estimator {
             Ok(samples) => samples,
             Err(why) => return Figure::Unknown { why },
         };
-        let quantiles = samples.latency.quantiles(
-            now,
-            self.config.half_life,
-            self.config.stale_after,
-            Worse::High,
-        );
+        let (half_life, stale_after) = self.ages(channel);
+        let quantiles = samples
+            .latency
+            .quantiles(now, half_life, stale_after, Worse::High);
         match quantiles {
             Some(quantiles) => Figure::Known(Estimate {
                 p50: Seconds::clamped(quantiles.p50),
@@ -412,7 +420,7 @@ impl Estimator {
                 samples: quantiles.samples,
             }),
             None if samples.latency.newest().is_none() => Missing::NotMeasured { what }.into(),
-            None => self.stale(samples, now, what).into(),
+            None => stale(samples, now, what, stale_after).into(),
         }
     }
 
@@ -436,15 +444,27 @@ impl Estimator {
         Ok(samples)
     }
 
-    fn stale(&self, samples: &Samples, now: Moment, what: What) -> Missing {
-        if samples.newest == Moment::default() {
-            return Missing::NotMeasured { what };
+    /// Returns the half-life of a channel's samples, and the time for which they hold.
+    const fn ages(&self, channel: Channel) -> (Seconds, Seconds) {
+        match channel {
+            Channel::Medium {
+                tier: MediumTier::ObjectStore,
+                ..
+            } => (OBJECT_STORE_HALF_LIFE, OBJECT_STORE_STALE_AFTER),
+            _ => (self.config.half_life, self.config.stale_after),
         }
-        Missing::TooOld {
-            what,
-            age: now.since(samples.newest),
-            limit: self.config.stale_after,
-        }
+    }
+}
+
+/// Returns the reason why there is no figure of samples that hold for so long.
+fn stale(samples: &Samples, now: Moment, what: What, limit: Seconds) -> Missing {
+    if samples.newest == Moment::default() {
+        return Missing::NotMeasured { what };
+    }
+    Missing::TooOld {
+        what,
+        age: now.since(samples.newest),
+        limit,
     }
 }
 

@@ -27,6 +27,8 @@ pub struct ScrubCandidate<'a> {
     pub damaged: bool,
     /// The copy itself that is held.
     pub copy: CopyId,
+    /// Bytes of the region with it that are in an object store; of one that is only listed, 0.
+    pub cold_bytes: u64,
 }
 
 /// Reason why a checkpoint is verified.
@@ -74,6 +76,9 @@ pub struct Schedule {
     verified: HashMap<String, u64>,
     /// Pages in a cold tier that this verification left out, by id.
     unverified: HashMap<String, u64>,
+    /// Bytes that were in an object store at the last verification, by id. What moves there later was not verified
+    /// there.
+    cold: HashMap<String, u64>,
     copies: HashMap<String, Tracked>,
     /// Copies that are not known to be damaged, and in `damaged` those that are: time since which each is not
     /// verified, and its id.
@@ -166,6 +171,7 @@ impl Schedule {
             // The verification was of another copy; one remembered from before the start was of this copy.
             if same.is_none() && self.syncs > 1 {
                 self.verified.remove(id);
+                self.cold.remove(id);
             }
             let verified = self.verified.get(id).copied();
             let tracked = Tracked {
@@ -180,6 +186,7 @@ impl Schedule {
         let copies = &self.copies;
         self.verified.retain(|id, _| copies.contains_key(id));
         self.unverified.retain(|id, _| copies.contains_key(id));
+        self.cold.retain(|id, _| copies.contains_key(id));
         self.round.left.retain(|id| copies.contains_key(id));
     }
 
@@ -197,6 +204,7 @@ impl Schedule {
 
     fn remove(&mut self, id: &str) -> Option<Tracked> {
         let tracked = self.copies.remove(id)?;
+        self.cold.remove(id);
         self.bytes -= u128::from(tracked.bytes.max(1));
         let key = (tracked.since, id.to_owned());
         self.whole.remove(&key);
@@ -219,15 +227,23 @@ impl Schedule {
         self.asked.order.len()
     }
 
-    /// Returns true if this very copy was verified, with all its pages, in the time `within` before `unix_ms`.
-    pub fn is_verified(&self, id: &str, copy: CopyId, within: Duration, unix_ms: u64) -> bool {
+    /// Returns true if this very copy, of which `cold_bytes` are in an object store now, was verified with all its pages
+    /// in the time `within` before `unix_ms`, and no more of it was in the store then.
+    pub fn is_verified(
+        &self,
+        (id, copy, cold_bytes): (&str, CopyId, u64),
+        within: Duration,
+        unix_ms: u64,
+    ) -> bool {
         let tracked = self.copies.get(id);
         let is_same = tracked.is_some_and(|tracked| tracked.copy == copy);
         let age = self
             .verified
             .get(id)
             .and_then(|at| unix_ms.checked_sub(*at));
+        let cold_then = self.cold.get(id).copied().unwrap_or(0);
         is_same
+            && cold_bytes <= cold_then
             && !self.unverified.contains_key(id)
             && age.is_some_and(|age| Duration::from_millis(age) <= within)
     }
@@ -352,6 +368,9 @@ impl Schedule {
             found_by: same.map_or(self.syncs + 1, |same| same.found_by),
         };
         self.insert(of.id, tracked);
+        if of.cold_bytes > 0 {
+            self.cold.insert(of.id.to_owned(), of.cold_bytes);
+        }
     }
 
     /// Records a check that was aborted, or found nothing to check.
@@ -397,6 +416,7 @@ mod tests {
             sealed_unix_ms,
             damaged: false,
             copy: CopyId::new(1),
+            cold_bytes: 0,
         }
     }
 
@@ -561,16 +581,24 @@ mod tests {
         let hour = Duration::from_secs(3600);
         let mut schedule = scheduled(None, HashMap::new(), &[held("a", 1, NOW)]);
         let copy = CopyId::new(1);
-        assert!(!schedule.is_verified("a", copy, hour, NOW));
+        assert!(!schedule.is_verified(("a", copy, 0), hour, NOW));
         schedule.verified_now(&held("a", 1, NOW), 0, NOW);
-        assert!(schedule.is_verified("a", copy, hour, NOW + 3_600_000));
-        assert!(!schedule.is_verified("a", copy, hour, NOW + 3_600_001));
+        assert!(schedule.is_verified(("a", copy, 0), hour, NOW + 3_600_000));
+        assert!(!schedule.is_verified(("a", copy, 0), hour, NOW + 3_600_001));
+        // A part of it has moved to an object store since.
+        assert!(!schedule.is_verified(("a", copy, 7), hour, NOW));
+        let cooled = ScrubCandidate {
+            cold_bytes: 7,
+            ..held("a", 1, NOW)
+        };
+        schedule.verified_now(&cooled, 0, NOW);
+        assert!(schedule.is_verified(("a", copy, 7), hour, NOW));
         // The clock was set back: nothing is known.
-        assert!(!schedule.is_verified("a", copy, hour, NOW - 1));
+        assert!(!schedule.is_verified(("a", copy, 0), hour, NOW - 1));
         // The checkpoint is gone, and another with the same id has come.
         schedule.sync(std::iter::empty(), NOW);
         schedule.sync([held("a", 1, NOW)].into_iter(), NOW);
-        assert!(!schedule.is_verified("a", copy, hour, NOW));
+        assert!(!schedule.is_verified(("a", copy, 0), hour, NOW));
     }
 
     /// Returns the number of copies visited in `passes` passes over `count` copies.

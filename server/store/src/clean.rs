@@ -47,6 +47,8 @@ pub(super) struct CleaningState {
 pub(super) struct LastSurvey {
     /// Position of the region then.
     position: u64,
+    /// Bytes that the last pass should have freed, and could not because of damage.
+    in_vain: u64,
     /// Earliest time of the next one in the background.
     next: Option<Instant>,
     /// Earliest time at which cooling is decided on next in the background.
@@ -108,7 +110,12 @@ impl Store {
     /// # Errors
     /// Those of [`Store::gc`].
     pub fn clean_in_background(&self, stopped: &dyn Fn() -> bool) -> Result<bool, StoreError> {
-        let drained = self.drain_some(stopped)?;
+        let drained = self.drain_some(stopped).unwrap_or_else(|error| {
+            // Cleaning may make the room that it lacks.
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, "segments not moved away from a drained medium");
+            false
+        });
         let mut last = self.cleaning.lock();
         let cooled = self.cool_some(&mut last, stopped).unwrap_or_else(|error| {
             // A tier that is away must not keep the others from being cleaned.
@@ -116,21 +123,40 @@ impl Store {
             tracing::warn!(error, "segments not moved between tiers");
             false
         });
-        let drained = drained || cooled;
+        let cleaned = self.clean_some(&mut last, stopped);
+        drop(last);
+        self.sweep_objects(stopped);
+        Ok(cleaned? || drained || cooled)
+    }
+
+    /// Cleans the region, if it is worth it and a pass may have another outcome than the last one. Returns true if it
+    /// freed anything.
+    fn clean_some(
+        &self,
+        last: &mut LastSurvey,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<bool, StoreError> {
         let (usage, position) = (self.region.usage(), self.region.position());
         let too_soon = last.next.is_some_and(|next| Instant::now() < next);
         if too_soon || last.position == position || self.region.failure().is_some() {
-            return Ok(drained);
+            return Ok(false);
         }
-        let mut survey = self.survey(&mut last);
-        if !is_worth_cleaning(&usage, survey.reclaimable_bytes(usage.segment_bytes)) {
-            return Ok(drained);
+        let mut survey = self.survey(last);
+        let reclaimable = survey.reclaimable_bytes(usage.segment_bytes);
+        if !is_worth_cleaning(&usage, reclaimable.saturating_sub(last.in_vain)) {
+            return Ok(false);
         }
         let mut report = RegionGc::default();
         self.work_in_steps(stopped, &mut || self.clean_step(&mut survey, &mut report))?;
         let (freed, written) = (report.freed_bytes, report.written_bytes);
+        // Damaged segments stay where they are, and would be tried again and again.
+        last.in_vain = if report.damaged_segments > 0 {
+            reclaimable.saturating_sub(freed)
+        } else {
+            0
+        };
         tracing::info!(freed, written, "region cleaned");
-        Ok(freed > 0 || drained)
+        Ok(freed > 0)
     }
 
     /// Repeats a step until it returns true. Rests between steps, longer while dumps come in; ends early if `stopped`
@@ -175,9 +201,7 @@ impl Store {
     fn clean_step(&self, survey: &mut Survey, report: &mut RegionGc) -> Result<bool, StoreError> {
         let segment_bytes = self.region.usage().segment_bytes;
         let cleaned = self.region.clean(survey, STEP_BYTES)?;
-        // Each batch fills one slot with those of several.
-        let filled = cleaned.written_bytes.div_ceil(segment_bytes);
-        let freed = cleaned.slots.saturating_sub(filled) * segment_bytes;
+        let freed = cleaned.slots.saturating_sub(cleaned.filled) * segment_bytes;
         report.freed_bytes += freed;
         report.written_bytes += cleaned.written_bytes;
         report.damaged_segments += cleaned.damaged_segments;

@@ -26,6 +26,9 @@ use crate::clock::unix_ms;
 /// Longest part of the time that deciding what moves may take in the background: one of so many.
 const PLAN_PARTS: u32 = 8;
 
+/// Longest time in which a pass in the background moves segments.
+const LONGEST_PASS: Duration = Duration::from_secs(60);
+
 /// Least time between two decisions in the background.
 const LEAST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -176,6 +179,11 @@ impl Store {
         );
         let mut survey = None;
         self.work_in_steps(stopped, &mut || {
+            // The survey keeps what is removed from becoming free, and what was decided grows old: the rest is planned
+            // anew at the next pass.
+            if began.elapsed() > LONGEST_PASS {
+                return Ok(true);
+            }
             let Some((planned, next)) = moves.next() else {
                 return Ok(true);
             };
@@ -183,17 +191,21 @@ impl Store {
             Ok(false)
         })?;
         drop(survey);
+        if moved > 0 {
+            tracing::info!(moved, "segments moved between tiers");
+        }
+        Ok(moved > 0)
+    }
+
+    /// Removes objects that nothing needs. Asks the object store: to be called without a lock.
+    pub(super) fn sweep_objects(&self, stopped: &dyn Fn() -> bool) {
         if self.region.has_cold()
-            && let Err(error) = self.region.sweep_cold()
+            && let Err(error) = self.region.sweep_cold(stopped)
         {
             // Tried again at the next pass: what is left takes room only.
             let error: &dyn std::error::Error = &error;
             tracing::warn!(error, "objects that nothing needs not removed");
         }
-        if moved > 0 {
-            tracing::info!(moved, "segments moved between tiers");
-        }
-        Ok(moved > 0)
     }
 
     /// Moves what was planned, all at once, or only counts it.
@@ -258,7 +270,8 @@ impl Store {
             return Ok(Vec::new());
         }
         let slots = self.region.slots_out(checkpoint);
-        if slots.is_empty() {
+        // A region that takes no writes is read where it is.
+        if slots.is_empty() || self.region.failure().is_some() {
             return Ok(slots);
         }
         let uses: Vec<_> = slots.iter().map(unaged).collect();

@@ -152,7 +152,14 @@ impl Store {
             checkpoint.attrs() & !ATTR_PINNED
         };
         self.region.set_attrs(checkpoint.id(), attrs)?;
-        Ok(self.catalog.put(record)?)
+        // What is determined when a checkpoint is listed would be out of date there.
+        let stored = control::Checkpoint {
+            damaged: String::new(),
+            damaged_nodes: Vec::new(),
+            cold: Vec::new(),
+            ..record.clone()
+        };
+        Ok(self.catalog.put(&stored)?)
     }
 
     /// Reads every page of a checkpoint, or of every checkpoint, and checks them. Pages in a cold tier are fetched if

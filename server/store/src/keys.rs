@@ -129,9 +129,14 @@ impl Store {
         for record in &of_it {
             removed += u64::from(self.roll_back(&record.id, true)?);
         }
-        keys.destroy(namespace)?;
+        let has_keys = |of: &str| keys.list().iter().any(|key| key.namespace == of);
+        let has_adopted = has_keys("");
+        // Without keys they were destroyed before, and what follows failed then.
+        if has_keys(namespace) || !has_adopted {
+            keys.destroy(namespace)?;
+        }
         tracing::warn!(namespace, checkpoints = removed, "keys destroyed");
-        if keys.list().iter().all(|key| !key.namespace.is_empty()) {
+        if !has_adopted {
             return Ok((removed, 0));
         }
         let moved = self.rotate_key(keys, "", progress)?;

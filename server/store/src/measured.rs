@@ -115,6 +115,7 @@ impl Store {
                 id: &sealed.id,
                 kind: measured.kind,
                 copied: measured.copied,
+                tier: ticket.tier(),
                 moved_bytes: measured.moved.load(Ordering::Relaxed),
                 stored_bytes: sealed.added_bytes,
                 memory: memory_of(&session.request),

@@ -1,11 +1,12 @@
 //! `cargo xtask demo`: freezes a real process into `permafrostd`, shows that it is gone, and restores it.
 
+mod lazy;
 mod replay;
 
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use permafrost_tests::daemon::{self, Daemon};
 use permafrost_tests::status::Status;
 use permafrost_tests::workload::{self, Workload};
@@ -22,8 +23,14 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 256)]
     size_mib: u64,
     /// Replay a recorded conversation even where CRIU works.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "lazy")]
     replay: bool,
+    /// Start many clones of one process lazily, on the two nodes of a cluster.
+    #[arg(long)]
+    lazy: bool,
+    /// Clones that --lazy starts at once. Each comes to have a memory of its own.
+    #[arg(long, default_value_t = 8, requires = "lazy")]
+    clones: usize,
 }
 
 /// One dump and the restore from it, as the table shows them.
@@ -50,6 +57,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     interrupt.check()?;
     rig::build_programs()?;
     interrupt.check()?;
+    if options.lazy {
+        if let Some(why) = cannot_run {
+            bail!("CRIU cannot run here: {why}");
+        }
+        lazy::run(options, &interrupt)?;
+        println!("nothing is left running");
+        return Ok(());
+    }
     // Two dumps, the first in full, and the images of a restore, which lie on tmpfs too.
     let region_mib = options.size_mib * 3 / 2 + 128;
     let dir = rig::memory_dir(region_mib + options.size_mib + 128)?;

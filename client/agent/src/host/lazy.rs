@@ -28,6 +28,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Interval at which a source on other nodes is held, seconds.
 const HOLD_PERIOD_S: i64 = 10;
 
+/// Pause after a connection that could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
 /// Most connections to one lent checkpoint at once: each has a thread.
 const CONNECTIONS: usize = 256;
 
@@ -44,6 +47,7 @@ pub(super) fn thaw<B: Backend>(
         queued: (!thaw.touched_only).then_some(thaw),
     };
     backend.lend(&wanted, &mut Caller(stream), &mut |source| {
+        source.hold();
         let accepted = frontend::accept::<RequestError>(&listener, stream, PATIENCE);
         let criu = accepted.map_err(|error| match error {
             StreamError::Io(source) => endpoints::failed("accept CRIU")(source),
@@ -139,6 +143,11 @@ pub(super) fn lend<B: Backend>(
                         Ok(connection) => connection,
                         Err(error) => {
                             tracing::warn!(%error, "connection not accepted");
+                            if error.kind() == std::io::ErrorKind::InvalidInput {
+                                break;
+                            }
+                            // No descriptors are left, for example.
+                            std::thread::sleep(ACCEPT_PAUSE);
                             continue;
                         }
                     };
@@ -147,10 +156,13 @@ pub(super) fn lend<B: Backend>(
                         continue;
                     };
                     let (lent, name) = (&lent, &lend.checkpoint);
-                    scope.spawn(move || {
+                    let serving = std::thread::Builder::new().spawn_scoped(scope, move || {
                         let _place = place;
                         serve(shared, source, lent, name, connection);
                     });
+                    if let Err(error) = serving {
+                        tracing::warn!(%error, "no thread for a connection");
+                    }
                 }
             });
             let (requests, bytes) = lent.served();
@@ -207,6 +219,17 @@ fn admit<B: Backend>(
 ) -> Result<Connection, control::Error> {
     let options = &shared.options;
     let idle = options.idle_connection;
+    if let Connection::Unix(stream) = &connection {
+        // The caller has made the socket: its mode says nothing about who may read the job.
+        let peer = rustix::net::sockopt::socket_peercred(stream);
+        let uid = peer.map_err(|error| endpoints::failed("find out the user")(error.into()))?;
+        let uid = uid.uid.as_raw();
+        if !options.admits(uid) {
+            let reason =
+                format!("user {uid} may not read pages (--listen-uid {uid} admits this user)");
+            return Err(RequestError::Conversation { reason }.into());
+        }
+    }
     let (standing, uid) = endpoints::admit(shared, &connection)
         .map_err(|reason| RequestError::Conversation { reason })?;
     *client = connection.client(uid);

@@ -424,8 +424,11 @@ impl Shared<'_> {
                 Some(range) if range.image == from + done => {
                     (range.end - at).min(len - done).min(most)
                 }
-                // Placed or removed meanwhile, or other pages have come there.
+                // Placed or removed meanwhile, or other pages have come there. Who waits for it finds out by trying again.
                 _ => {
+                    if waits {
+                        task.userfault.wake(at, at + PAGE_BYTES)?;
+                    }
                     done += PAGE_BYTES;
                     continue;
                 }

@@ -244,8 +244,9 @@ impl<'a> Shared<'a> {
         let tasks = state.tasks.iter();
         let ended: Vec<_> = tasks
             .filter(|(_, task)| {
-                task.known
-                    .is_some_and(|known| task.userfault.is_gone(known))
+                // Where a page is missing, asking would put zeros: another mapping may have moved there.
+                let known = task.known.filter(|known| task.missing.at(*known).is_none());
+                known.is_some_and(|known| task.userfault.is_gone(known))
             })
             .map(|(id, _)| *id)
             .collect();

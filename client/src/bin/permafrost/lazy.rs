@@ -11,7 +11,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use permafrost_criu::processes;
+use permafrost_criu::processes::{self, Patience};
 use permafrost_protocol::control::{LazyServed, request};
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::Failure;
@@ -24,6 +24,15 @@ use crate::delivery::Wanted;
 
 /// Name of the socket to which `criu restore --lazy-pages` connects, in its work directory (`criu/uffd.c`).
 const SOCKET: &str = "lazy-pages.socket";
+
+/// Rounds in which the processes of a tree are killed.
+const KILLS: usize = 10;
+
+/// Time for killed processes to end.
+const KILL_PATIENCE: Patience = Patience {
+    to_end: Duration::from_secs(30),
+    to_be_reaped: Duration::ZERO,
+};
 
 /// Options of a lazy restore.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +124,8 @@ impl LazyTransfer {
         let failure = match self.receive(&mut |done, total| display.update(done, total)) {
             Ok(served) => return Ok(served),
             Err((error, kept)) => {
-                if interrupts.came() {
+                // A daemon that has given up does not bring the rest.
+                if interrupts.came() && !matches!(error, ControlError::Refused { .. }) {
                     return Err(Failure::interrupted(format!(
                         "interrupted: {name} goes on as process {pid}; the daemon brings the rest of its memory"
                     )));
@@ -160,6 +170,14 @@ impl LazyTransfer {
 
 /// Ends a process tree, and only then lets its missing pages go.
 fn end(pid: u32, kept: Vec<OwnedFd>) {
-    processes::tree(pid).into_iter().for_each(processes::kill);
+    // One may fork while the others are killed.
+    for _ in 0..KILLS {
+        let tree = processes::tree(pid);
+        tree.iter().copied().for_each(processes::kill);
+        let left = processes::wait_until_gone(&tree, KILL_PATIENCE);
+        if left.is_empty() && processes::descendants(pid).is_empty() {
+            break;
+        }
+    }
     drop(kept);
 }

@@ -15,6 +15,9 @@ use permafrost_store::{Store, StoreError};
 use super::plan::wanted_copies;
 use super::thread::{Stop, Worker};
 
+/// Maximum number of checkpoints of which a sweep lists what is in the object store.
+const MOST_TIERED: usize = 256;
+
 /// Facts that the daemon knows and the sweep needs. Queried at every sweep.
 pub trait Standing: Send + Sync {
     /// Returns true if this node may be listed as a holder. A drained node may, because the leader moves only
@@ -231,7 +234,7 @@ impl Sweep {
             self.standing.all_listed();
         }
         let here: HashSet<&str> = marks.iter().map(|mark| mark.id.as_str()).collect();
-        let mut damaged = Vec::new();
+        let (mut damaged, mut tiered) = (Vec::new(), Vec::new());
         for entry in listed.iter().filter(|e| e.nodes.contains(&self.node)) {
             let id = &entry.checkpoint.id;
             if !here.contains(id.as_str()) {
@@ -240,8 +243,8 @@ impl Sweep {
                 found.forgotten.insert(id.clone());
             } else if !entry.is_damaged_on(&self.node) && self.local().damage(id).is_some() {
                 damaged.push(entry);
-            } else if self.set_cold(entry)? {
-                swept.tiered.push(id.clone());
+            } else {
+                tiered.push(entry);
             }
         }
         for entry in damaged {
@@ -304,6 +307,7 @@ impl Sweep {
             swept.in_doubt.push(id);
         }
         self.told.retain(|id| swept.in_doubt.contains(id));
+        swept.tiered = self.list_cold(&tiered);
         Ok(swept)
     }
 
@@ -360,10 +364,32 @@ impl Sweep {
         self.set_holder(&entry.checkpoint, false)
     }
 
-    /// Lists how much of this node's copy is in its object store, if that has changed.
+    /// Lists how much of this node's copies is in its object store, where that has changed; of no more copies in a
+    /// sweep than the others can wait for. Returns their ids. It matters to costs alone: an error is logged.
+    fn list_cold(&self, entries: &[&Registered]) -> Vec<String> {
+        let mut listed = Vec::new();
+        for entry in entries {
+            match self.set_cold(entry) {
+                Ok(false) => continue,
+                Ok(true) => listed.push(entry.checkpoint.id.clone()),
+                Err(error) => {
+                    tracing::warn!(%error, "not listed what is in the object store");
+                    break;
+                }
+            }
+            if listed.len() >= MOST_TIERED {
+                break;
+            }
+        }
+        listed
+    }
+
+    /// Lists how much of this node's copy is in its object store, if that has changed by a tenth, or from or to none.
     fn set_cold(&self, entry: &Registered) -> Result<bool, StoreError> {
         let bytes = self.local().cold_bytes(&entry.checkpoint.id);
-        if bytes == entry.cold_bytes_on(&self.node) {
+        let before = entry.cold_bytes_on(&self.node);
+        let is_news = (bytes == 0) != (before == 0) || bytes.abs_diff(before) > before / 10;
+        if !is_news {
             return Ok(false);
         }
         unless_removed(self.registry.set_cold(&entry.checkpoint, &self.node, bytes))

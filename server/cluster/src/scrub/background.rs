@@ -147,10 +147,10 @@ impl Scrubber {
         self.conclude(&held, checked, read.as_mut());
         // The current copy: the checkpoint may have been healed by a fresh one.
         let now = self.store.held_copy(&id);
+        let of = now.as_ref().map(|held| self.candidate_now(held));
         let mut state = self.state();
-        match &now {
-            Some(held) => {
-                let of = candidate(held, self.store.damage(&id).is_some());
+        match of {
+            Some(of) => {
                 let unverified = unverified_pages;
                 state
                     .schedule

@@ -390,7 +390,7 @@ impl Scrubber {
             let damaged = self.conclude(held, checked, Some(&mut read));
             scrubbed.damaged.extend(damaged);
             if let Some(now) = self.store.held_copy(&held.id) {
-                let of = candidate(&now, self.store.damage(&held.id).is_some());
+                let of = self.candidate_now(&now);
                 let mut state = self.state();
                 state
                     .schedule
@@ -423,8 +423,10 @@ impl Scrubber {
                 match self.store.copy(id) {
                     None => &mut verified.missing,
                     Some(copy) => {
+                        let cold_bytes = self.store.cold_bytes(id);
                         let mut state = self.state();
-                        if !state.schedule.is_verified(id, copy, within, now) {
+                        let copy = (id.as_str(), copy, cold_bytes);
+                        if !state.schedule.is_verified(copy, within, now) {
                             state.schedule.ask(id);
                             continue;
                         }
@@ -437,6 +439,14 @@ impl Scrubber {
         self.count_asked();
         self.queue.woken.notify_all();
         Ok(verified)
+    }
+
+    /// Returns a copy that was verified just now.
+    fn candidate_now<'a>(&self, held: &'a HeldCheckpoint) -> ScrubCandidate<'a> {
+        ScrubCandidate {
+            cold_bytes: self.store.cold_bytes(&held.id),
+            ..candidate(held, self.store.damage(&held.id).is_some())
+        }
     }
 
     /// Returns the progress of the scrub.
@@ -507,5 +517,6 @@ fn candidate(held: &HeldCheckpoint, damaged: bool) -> ScrubCandidate<'_> {
         sealed_unix_ms: record.map_or(0, |record| record.created_unix_ms),
         damaged,
         copy: held.copy,
+        cold_bytes: 0,
     }
 }

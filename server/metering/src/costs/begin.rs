@@ -20,6 +20,8 @@ pub struct MeteredTransfer {
     /// Expected size and duration; `None` where no estimate is possible.
     pub expected: Option<Expected>,
     moved: Arc<AtomicU64>,
+    /// Number of the tier that dumps went to when it began.
+    pub(super) tier: u16,
     /// Bytes that all restores were given before this one.
     read_before: u64,
 }
@@ -63,6 +65,7 @@ impl Costs {
         let bytes = expected.map(|expected| expected.moved);
         let running = Running::new(number, direction, bytes, Arc::clone(&moved));
         state.running.push(running);
+        let tier = state.tiers.current();
         drop(state);
         self.under_way.fetch_add(1, Ordering::Relaxed);
         MeteredTransfer {
@@ -70,6 +73,7 @@ impl Costs {
             number,
             expected,
             moved,
+            tier,
             read_before: self.read_bytes.load(Ordering::Relaxed),
         }
     }

@@ -64,10 +64,11 @@ impl Lane {
         };
         Channel::Medium {
             node: NodeId(number),
-            tier: match direction {
-                Direction::Write => MediumTier::Named(tier),
+            tier: match (direction, self) {
+                (_, Self::Recalled) => MediumTier::ObjectStore,
+                (Direction::Write, _) => MediumTier::Named(tier),
                 // Restores read from all tiers.
-                Direction::Read => MediumTier::Named(0),
+                (Direction::Read, _) => MediumTier::Named(0),
             },
             direction,
         }

@@ -92,6 +92,10 @@ impl Costs {
         let compared = done.kind == DumpKind::Incremental;
         let here = way.elapsed.saturating_sub(way.waited);
         let tier = state.tiers.current();
+        if done.tier != tier {
+            // The tier filled up meanwhile, or has room again: the dump went to both.
+            return;
+        }
         let mut sample = |lane: Lane, elapsed: Duration| {
             let channel = lane.channel(Direction::Write, tier);
             self.sample(&mut state.estimator, channel, now, moved, elapsed);

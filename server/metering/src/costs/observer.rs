@@ -60,4 +60,8 @@ impl Ongoing for MeteredTransfer {
     fn all_read(&self) -> u64 {
         MeteredTransfer::all_read(self)
     }
+
+    fn tier(&self) -> u16 {
+        self.tier
+    }
 }

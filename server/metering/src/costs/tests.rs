@@ -33,6 +33,7 @@ fn dump(job: &str, mib: u64) -> DumpDone<'_> {
         id: "00",
         kind: DumpKind::Full,
         copied: false,
+        tier: 0,
         moved_bytes: mib * MIB,
         stored_bytes: mib * MIB / 2,
         memory: memory(mib),

@@ -71,6 +71,10 @@ impl Ongoing for Unobserved {
     fn all_read(&self) -> u64 {
         0
     }
+
+    fn tier(&self) -> u16 {
+        0
+    }
 }
 
 /// A dump or a restore under way.
@@ -83,6 +87,9 @@ pub trait Ongoing: Send + Sync {
 
     /// Returns the bytes that all restores were given since this one began.
     fn all_read(&self) -> u64;
+
+    /// Returns the observer's number of the tier that dumps went to when this one began.
+    fn tier(&self) -> u16;
 }
 
 /// A dump that begins.
@@ -143,6 +150,8 @@ pub struct DumpDone<'a> {
     pub kind: DumpKind,
     /// Its pages were passed on while it streamed.
     pub copied: bool,
+    /// Tier that dumps went to when it began: [`Ongoing::tier`].
+    pub tier: u16,
     /// Bytes that came from the task.
     pub moved_bytes: u64,
     /// Bytes that the checkpoint takes of the region.

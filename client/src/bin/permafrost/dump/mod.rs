@@ -18,6 +18,7 @@ mod arguments;
 mod conclude;
 mod dependencies;
 mod guard;
+mod incomplete;
 mod report;
 mod run;
 

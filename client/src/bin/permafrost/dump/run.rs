@@ -18,7 +18,7 @@ use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
 use permafrost_transport::control::{Connection, SOCKET_VARIABLE};
 use rustix::process::Signal;
 
-use super::{Parent, Places, Plan, Sealed, dependencies, guard};
+use super::{Parent, Places, Plan, Sealed, dependencies, guard, incomplete};
 use crate::arguments::Durability;
 use crate::transfer::open_directory;
 
@@ -54,6 +54,7 @@ impl Plan<'_> {
             })?;
         }
         dependencies::refuse_endpoints(self.arguments.pid, &opened.depends_on)?;
+        incomplete::refuse_incomplete(self.arguments.pid)?;
         let guarded = self.guarded(places);
         let order = SealOrder {
             session: &opened.session,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::{NodeFigures, TierRoom};
-use permafrost_scheduling::estimator::{EstimatorConfig, SizedRates};
+use permafrost_scheduling::estimator::{EstimatorConfig, OBJECT_STORE_STALE_AFTER, SizedRates};
 use permafrost_scheduling::figure::{Estimate, Figure, Missing, What};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 use permafrost_scheduling::queue::Ahead;
@@ -283,7 +283,10 @@ impl Judge {
     /// Returns a figure with the age of the report added to its own; unknown if that is too old.
     fn aged<T: Copy>(&self, what: What, known: Estimate<T>) -> Figure<T> {
         let age = known.age.plus(self.age);
-        let limit = EstimatorConfig::default().stale_after;
+        let limit = match what {
+            What::RecallBandwidth => OBJECT_STORE_STALE_AFTER,
+            _ => EstimatorConfig::default().stale_after,
+        };
         if age > limit {
             return Missing::TooOld { what, age, limit }.into();
         }
