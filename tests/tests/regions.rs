@@ -190,6 +190,10 @@ fn a_checkpoint_goes_to_an_object_store_and_is_restored_from_it() {
     let add = ["region", "add", path, "--size", "128M", "--store", &address];
     assert_eq!(refused(&first, &[&add[..6], &["ftp://x"]].concat()).0, 2);
     assert!(!file.exists());
+    // A directory that is not there is one that is not mounted.
+    assert_eq!(refused(&first, &add).0, 11);
+    assert!(!file.exists());
+    std::fs::create_dir(&store).unwrap();
     let added = first.run(&add).unwrap();
     assert!(
         added.contains("cold") && added.contains(&address),
@@ -202,11 +206,13 @@ fn a_checkpoint_goes_to_an_object_store_and_is_restored_from_it() {
     first.run(&dump).unwrap();
     workload.wait_until_gone().unwrap();
     let fast = used(&first, 0);
-    // The store is not there yet: nothing is moved, and nothing is lost.
+    // The store is away: nothing is moved, and nothing is lost.
+    let away = work.path().join("away");
+    std::fs::rename(&store, &away).unwrap();
     let (code, message) = refused(&first, &["region", "cool", "cold"]);
     assert!(code == 11 && message.contains("away"), "{code} {message}");
     first.run(&["verify", "cold"]).unwrap();
-    std::fs::create_dir(&store).unwrap();
+    std::fs::rename(&away, &store).unwrap();
     let out = |node: &Daemon| {
         let listed = node.json(&["ls", "cold"]).unwrap();
         listed["checkpoints"][0]["cold"][0]["bytes"].as_u64()
@@ -222,7 +228,6 @@ fn a_checkpoint_goes_to_an_object_store_and_is_restored_from_it() {
     first.kill().unwrap();
 
     // Away at the start: it is listed, and a restore says why it cannot be.
-    let away = work.path().join("away");
     std::fs::rename(&store, &away).unwrap();
     let second = Daemon::start(work.path(), &large).unwrap();
     assert!(second.run(&["ls", "cold"]).unwrap().contains("cold"));
