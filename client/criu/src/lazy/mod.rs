@@ -62,7 +62,7 @@ const PROBE_PERIOD: Duration = Duration::from_secs(1);
 /// Interval at which a source on other nodes is held.
 const HOLD_PERIOD: Duration = Duration::from_secs(10);
 
-/// What happens while pages are brought.
+/// Event of a lazy restore.
 pub enum LazyEvent<'a> {
     /// Some pages were brought.
     Progress {

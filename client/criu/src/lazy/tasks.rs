@@ -146,7 +146,7 @@ pub(super) struct State {
     announced: Vec<Arc<Userfault>>,
 }
 
-/// What the threads of a lazy restore share.
+/// State that the threads of a lazy restore share.
 pub(super) struct Shared<'a> {
     pub(super) source: &'a dyn LazySource,
     pub(super) order: LazyOrder<'a>,
