@@ -450,6 +450,7 @@ fn samples(figures: &StartFigures) -> costs::SavedFigures {
         if let Ok(elapsed) = Seconds::new(elapsed) {
             let sample = StartSample {
                 what: what.clone(),
+                tier: String::new(),
                 bytes,
                 elapsed,
                 age: Seconds::ZERO,

@@ -96,6 +96,7 @@ fn measured() -> Arc<Costs> {
     let costs = Costs::new(CostsConfig::default());
     let sample = |what, bytes, seconds| StartSample {
         what,
+        tier: String::new(),
         bytes,
         elapsed: Seconds::new(seconds).unwrap(),
         age: Seconds::ZERO,

@@ -67,6 +67,9 @@ pub enum StartWhat {
 pub struct StartSample {
     /// Kind of the measurement.
     pub what: StartWhat,
+    /// Name of the tier that a dump went to; empty for any other measurement, and for the tier that dumps go to.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub tier: String,
     /// Bytes moved; 0 for a fixed time that does not depend on the size.
     pub bytes: u64,
     /// Duration of the transfer.
@@ -184,7 +187,9 @@ impl Costs {
         for (place, sample) in in_order(&figures.samples) {
             let refuse = |why: String| InstallError::Implausible { place, why };
             let channel = match (&sample.what, lane(&sample.what)) {
-                (_, Some((direction, lane))) => state.channel(direction, lane),
+                (_, Some((direction, lane))) => {
+                    lane.channel(direction, state.tier_of(&sample.tier))
+                }
                 (StartWhat::Link(peer), _) => peers
                     .link(peer)
                     .ok_or_else(|| refuse("there are too many links".to_owned()))?,
@@ -232,14 +237,23 @@ impl Costs {
         let state = self.state();
         let mut samples = Vec::new();
         for what in LANES {
-            if let Some((direction, lane)) = lane(&what) {
-                let channel = state.channel(direction, lane);
-                keep(&state, &what, channel, now, &mut samples);
+            match lane(&what) {
+                Some((Direction::Write, lane)) => {
+                    for (number, tier) in state.tiers.named() {
+                        let channel = lane.channel(Direction::Write, number);
+                        keep(&state, (&what, &tier), channel, now, &mut samples);
+                    }
+                }
+                Some((direction, lane)) => {
+                    let channel = state.channel(direction, lane);
+                    keep(&state, (&what, ""), channel, now, &mut samples);
+                }
+                None => {}
             }
         }
         for (peer, link) in state.peers.links() {
             let what = StartWhat::Link(peer.to_owned());
-            keep(&state, &what, link, now, &mut samples);
+            keep(&state, (&what, ""), link, now, &mut samples);
         }
         SavedFigures {
             samples,
@@ -268,7 +282,9 @@ impl Costs {
         for (_, mut sample) in in_order(&file.figures.samples) {
             sample.age = sample.age.plus(away);
             let channel = match (&sample.what, lane(&sample.what)) {
-                (_, Some((direction, lane))) => Some(state.channel(direction, lane)),
+                (_, Some((direction, lane))) => {
+                    Some(lane.channel(direction, state.tier_of(&sample.tier)))
+                }
                 (StartWhat::Link(peer), _) => state.peers.link(peer),
                 _ => None,
             };
@@ -328,7 +344,7 @@ const fn whole_of(what: &StartWhat) -> Option<StartWhat> {
 
 fn keep(
     state: &State,
-    what: &StartWhat,
+    (what, tier): (&StartWhat, &str),
     channel: Channel,
     now: Moment,
     samples: &mut Vec<StartSample>,
@@ -336,6 +352,7 @@ fn keep(
     let kept = state.estimator.kept(channel);
     let sample = |what: &StartWhat, bytes, elapsed, at| StartSample {
         what: what.clone(),
+        tier: tier.to_owned(),
         bytes,
         elapsed,
         age: now.since(at),

@@ -250,4 +250,12 @@ impl State {
     pub(super) fn channel(&self, direction: Direction, lane: Lane) -> Channel {
         lane.channel(direction, self.tiers.current())
     }
+
+    /// Returns the number of a tier, without a name of the one that dumps go to.
+    pub(super) fn tier_of(&mut self, name: &str) -> u16 {
+        match name {
+            "" => self.tiers.current(),
+            name => self.tiers.number(name),
+        }
+    }
 }

@@ -10,25 +10,39 @@ const MAX_TIERS: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Tiers {
     names: Vec<String>,
-    current: usize,
+    current: u16,
 }
 
 impl Tiers {
     /// Sets the tier that dumps go to. The first one has what was measured before any was known.
     pub(super) fn set(&mut self, rooms: &[TierRoom]) {
-        let Some(next) = TierRoom::of_dumps(rooms) else {
-            return;
-        };
-        let known = self.names.iter().position(|name| *name == next.tier);
-        self.current = known.unwrap_or(self.names.len()).min(MAX_TIERS - 1);
-        if known.is_none() && self.names.len() < MAX_TIERS {
-            self.names.push(next.tier.clone());
+        if let Some(next) = TierRoom::of_dumps(rooms) {
+            self.current = self.number(&next.tier);
         }
     }
 
+    /// Returns the number of a tier. Beyond the maximum they share one.
+    pub(super) fn number(&mut self, name: &str) -> u16 {
+        let known = self.names.iter().position(|known| known == name);
+        let number = known.unwrap_or(self.names.len()).min(MAX_TIERS - 1);
+        if known.is_none() && self.names.len() < MAX_TIERS {
+            self.names.push(name.to_owned());
+        }
+        u16::try_from(number).unwrap_or(u16::MAX)
+    }
+
+    /// Returns the numbers of all tiers with their names; of the one that everything is measured of while none is
+    /// known, an empty one.
+    pub(super) fn named(&self) -> Vec<(u16, String)> {
+        if self.names.is_empty() {
+            return vec![(0, String::new())];
+        }
+        (0..).zip(self.names.iter().cloned()).collect()
+    }
+
     /// Returns the number of the tier that dumps go to.
-    pub(super) fn current(&self) -> u16 {
-        u16::try_from(self.current).unwrap_or(u16::MAX)
+    pub(super) const fn current(&self) -> u16 {
+        self.current
     }
 }
 

@@ -1,3 +1,4 @@
+use permafrost_scheduling::cost::TierRoom;
 use permafrost_scheduling::figure::Missing;
 use permafrost_scheduling::quantity::Seconds;
 
@@ -6,6 +7,7 @@ use super::*;
 fn sample(what: StartWhat, mib: u64, millis: u64, age_s: u64) -> StartSample {
     StartSample {
         what,
+        tier: String::new(),
         bytes: mib * MIB,
         elapsed: Seconds::from_millis(millis),
         age: Seconds::from_millis(age_s * 1000),
@@ -156,4 +158,32 @@ fn a_place_that_cannot_be_written_is_said() {
     let directory = tempfile::tempdir().unwrap();
     let costs = Costs::new(written(&directory.path().join("is not there")));
     assert!(matches!(costs.save(), Err(InstallError::Write { .. })));
+}
+
+#[test]
+fn each_tier_has_its_figures_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let rooms = |nvm: u64| {
+        let room = |tier: &str, free_bytes| TierRoom {
+            tier: tier.to_owned(),
+            capacity_bytes: MIB,
+            free_bytes,
+            cold: false,
+        };
+        vec![room("nvm", nvm), room("hdd", MIB)]
+    };
+    let first = Costs::new(written(directory.path()));
+    // It ends while the fast tier is full.
+    first.set_tiers(move || rooms(0));
+    for _ in 0..7 {
+        first.dumped(&dump("job", 1000));
+    }
+    let slow = writing(&first).unwrap().0;
+    first.save().unwrap();
+    let again = Costs::new(written(directory.path()));
+    again.set_tiers(move || rooms(MIB));
+    writing(&again).unwrap_err();
+    let full = Costs::new(written(directory.path()));
+    full.set_tiers(move || rooms(0));
+    assert!(close(writing(&full).unwrap().0, slow));
 }
