@@ -16,7 +16,7 @@ use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::Failure;
 use permafrost_terminal::interrupt::Interrupts;
 use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
-use permafrost_transport::control::{Connection, ControlError};
+use permafrost_transport::control::{Call, Connection, ControlError};
 
 use crate::arguments::TurnArguments;
 use crate::lazy::{self, LazyOptions, LazyTransfer};
@@ -150,17 +150,14 @@ impl Delivery {
                     deadline_ms: turn.deadline_ms(),
                     reservation: turn.reservation.token()?,
                 };
-                let mut queue =
-                    QueueDisplay::new(context, format!("restore {name}"), "restores", "");
-                connection
-                    .begin(request, Some(listener.as_fd()))
-                    .and_then(|()| connection.await_turn(&mut |progress| queue.update(progress)))
-                    .map_err(|error| {
-                        let failure = interrupts.explain(error.into());
-                        failure.during(format!("restore {name}"))
-                    })?;
-                let turn = queue.waited();
-                drop(queue);
+                let turn = begin(
+                    context,
+                    interrupts,
+                    &mut connection,
+                    request,
+                    &listener,
+                    name,
+                )?;
                 // The daemon's descriptor is the only one now: when the daemon gives up, CRIU is refused, instead
                 // of waiting in the backlog of a socket that no process serves.
                 drop(listener);
@@ -180,6 +177,27 @@ impl Delivery {
             }
         }
     }
+}
+
+/// Has the daemon accept the CRIU that will connect to `listener`, and waits for its turn. Returns the time in the
+/// queue.
+pub(crate) fn begin<C: Call>(
+    context: &Context,
+    interrupts: &Interrupts,
+    connection: &mut Connection,
+    request: C,
+    listener: &UnixListener,
+    name: &str,
+) -> Result<Duration, Failure> {
+    let mut queue = QueueDisplay::new(context, format!("restore {name}"), "restores", "");
+    connection
+        .begin(request, Some(listener.as_fd()))
+        .and_then(|()| connection.await_turn(&mut |progress| queue.update(progress)))
+        .map_err(|error| {
+            let failure = interrupts.explain(error.into());
+            failure.during(format!("restore {name}"))
+        })?;
+    Ok(queue.waited())
 }
 
 /// Pids that CRIU restores, which an interrupt ends.

@@ -5,7 +5,7 @@
 //! reading zeros.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::thread;
@@ -16,11 +16,11 @@ use permafrost_protocol::control::{LazyServed, request};
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::Failure;
 use permafrost_terminal::interrupt::Interrupts;
-use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
+use permafrost_terminal::progress::ProgressDisplay;
 use permafrost_transport::control::{Connection, ControlError};
 use serde::Serialize;
 
-use crate::delivery::Wanted;
+use crate::delivery::{Wanted, begin};
 
 /// Name of the socket to which `criu restore --lazy-pages` connects, in its work directory (`criu/uffd.c`).
 const SOCKET: &str = "lazy-pages.socket";
@@ -88,15 +88,14 @@ impl LazyTransfer {
             deadline_ms: turn.deadline_ms(),
             reservation: turn.reservation.token()?,
         };
-        let mut queue = QueueDisplay::new(context, format!("restore {name}"), "restores", "");
-        connection
-            .begin(request, Some(listener.as_fd()))
-            .and_then(|()| connection.await_turn(&mut |progress| queue.update(progress)))
-            .map_err(|error| {
-                let failure = interrupts.explain(error.into());
-                failure.during(format!("restore {name}"))
-            })?;
-        let waited = queue.waited();
+        let waited = begin(
+            context,
+            interrupts,
+            &mut connection,
+            request,
+            &listener,
+            name,
+        )?;
         Ok(Self { connection, waited })
     }
 
