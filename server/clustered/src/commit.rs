@@ -15,6 +15,8 @@ use crate::{ClusterServices, CopyStreams, Registered, Registry};
 /// Part of the cluster in a dump of this node.
 pub(crate) struct ClusterDump {
     pub(crate) services: Arc<ClusterServices>,
+    /// Generation that is reserved for the dump; 0 for one without a job.
+    pub(crate) generation: u64,
     /// CopyStreams on other nodes; `None`: nothing is copied while the dump streams.
     pub(crate) copies: Option<Box<dyn CopyStreams>>,
 }
@@ -36,22 +38,22 @@ impl Follower for ClusterDump {
     /// or not at all, which is decided by step 5 alone: a checkpoint exists if the registry lists it, whatever any
     /// node believes.
     ///
-    /// 1. Prepare: enough nodes hold pages and images, durable, with one digest. Dying before the end of this
+    /// 1. A generation was reserved when the dump was opened, before its task was frozen. Dying from then on leaves a gap
+    ///    in the numbers, which nothing minds.
+    /// 2. Prepare: enough nodes hold pages and images, durable, with one digest. Dying before the end of this
     ///    step leaves segments that nothing refers to: free at once on this node's restart, and on the others when the
     ///    conversation ends.
-    /// 2. Reserve a generation. Dying here leaves a gap in the numbers, which nothing minds.
-    /// 3. Seal here, provisional. Dying behind it leaves one provisional checkpoint, here. It is not listed, so
-    ///    `settle` drops it. Not before step 1, which is the last that can fail for lack of room on the others.
-    /// 4. Seal on the copies, provisional, too. Dying after k of n leaves k + 1 provisional ones; each node drops
-    ///    its own, as above. Not before step 3: a node that cannot seal its own dump has nothing to tell others.
-    /// 5. Publish: one transaction of the registry, which fails if this node's lease is lost. This is the commit.
-    ///    Dying before it: as at 4, and the task was told nothing, or that the dump failed. Dying behind it: the
-    ///    checkpoint is listed, all copies are durable since step 4, and `settle` publishes the provisional ones.
-    /// 6. PublicationState it published, here and on the copies. If any of that is lost, `settle` asks the registry and does
+    /// 3. Seal here and on the copies at the same time, provisional. Dying meanwhile leaves some provisional
+    ///    checkpoints. They are not listed, so each node's `settle` drops its own. Not before step 2, which is the last
+    ///    that can fail for lack of room. If this node cannot seal its own, the copies are rolled back.
+    /// 4. Publish: one transaction of the registry, which fails if this node's lease is lost. This is the commit.
+    ///    Dying before it: as at 3, and the task was told nothing, or that the dump failed. Dying behind it: the
+    ///    checkpoint is listed, all copies are durable since step 3, and `settle` publishes the provisional ones.
+    /// 5. Mark it published, here and on the copies. If any of that is lost, `settle` asks the registry and does
     ///    it: it never drops what is listed.
     ///
     /// Why `settle` cannot drop what is about to be listed: it waits longer than the deadline of this function
-    /// (checked before step 5) and the lease together, and without its lease this node cannot publish.
+    /// (checked before step 4) and the lease together, and without its lease this node cannot publish.
     fn seal(
         self: Box<Self>,
         dump: PreparedDump<'_>,
@@ -59,22 +61,23 @@ impl Follower for ClusterDump {
     ) -> Result<control::Checkpoint, StoreError> {
         let Self {
             services,
+            generation,
             mut copies,
         } = *self;
         let (store, registry) = (dump.store(), &*services.registry);
-        // 1.
+        // 2.
         let content_digest = dump.digest();
         if let Some(copies) = &mut copies {
             copies.prepare(content_digest)?;
         }
         check_wanted(wanted)?;
 
-        // 2.
+        // 3.
         let began = Instant::now();
         let contents = dump.contents();
         let generation = match contents.kind {
             Kind::Parked => 0,
-            _ => registry.reserve_generation(&contents.job)?,
+            _ => generation,
         };
         let numbering = Numbering {
             commit_deadline: services.deadline,
@@ -94,29 +97,30 @@ impl Follower for ClusterDump {
             taken_by: contents.taken_by.clone(),
         };
 
-        // 3.
-        let mut record = dump.seal(&numbering)?;
-
-        // 4.
-        let mut nodes = vec![services.node.clone()];
-        if let Some(copies) = &mut copies {
-            match copies.commit(&commit) {
-                Ok(others) => nodes.extend(others),
-                Err(error) => return Err(undo(store, &record, Some(&mut **copies), error)),
-            }
-        }
+        let seal_here = || dump.seal(&numbering);
+        let sealed = match &mut copies {
+            Some(copies) => copies.commit(&commit, Box::new(seal_here)),
+            None => seal_here().map(|record| (record, Vec::new())),
+        };
+        let (mut record, others) = match sealed {
+            Ok(sealed) => sealed,
+            Err(error) => return Err(undo(store, &commit, copies.as_deref_mut(), error)),
+        };
+        let nodes: Vec<_> = std::iter::once(services.node.clone())
+            .chain(others)
+            .collect();
         record.nodes.clone_from(&nodes);
         record.copies_wanted = services.wanted_copies;
 
-        // 5. The caller may have given up meanwhile, because its freeze has a limit.
+        // 4. The caller may have given up meanwhile, because its freeze has a limit.
         if let Err(error) = check_wanted(wanted) {
-            return Err(undo(store, &record, copies.as_deref_mut(), error));
+            return Err(undo(store, &commit, copies.as_deref_mut(), error));
         }
         if began.elapsed() > services.deadline {
             let late = StoreError::from(SealingError::Late {
                 limit_s: services.deadline.as_secs(),
             });
-            return Err(undo(store, &record, copies.as_deref_mut(), late));
+            return Err(undo(store, &commit, copies.as_deref_mut(), late));
         }
         let entry = Registered {
             checkpoint: record.clone(),
@@ -129,7 +133,7 @@ impl Follower for ClusterDump {
         if let Err(error) = registry.publish(&entry, None) {
             match listed_after(registry, &record, &error) {
                 Listed::Yes => {}
-                Listed::No => return Err(undo(store, &record, copies.as_deref_mut(), error)),
+                Listed::No => return Err(undo(store, &commit, copies.as_deref_mut(), error)),
                 // A node that dropped the copies now might drop a listed checkpoint; one that acknowledged might
                 // acknowledge an unlisted one. The dump counts as failed, so its task lives on. Once the registry
                 // is back, its listing decides, for every node alike (`settle`).
@@ -140,7 +144,7 @@ impl Follower for ClusterDump {
             }
         }
 
-        // 6. The checkpoint exists: nothing from here on is an error of the dump.
+        // 5. The checkpoint exists: nothing from here on is an error of the dump.
         if let Err(error) = store.publish(&record.id) {
             tracing::error!(id = %record.id, %error, "published, and not marked as such here");
         }
@@ -151,20 +155,21 @@ impl Follower for ClusterDump {
     }
 }
 
-/// Drops a checkpoint everywhere that was sealed and is not listed; returns the error. `settle` later drops
+/// Drops a checkpoint everywhere that may have been sealed and is not listed; returns the error. `settle` later drops
 /// what cannot be dropped now.
 fn undo(
     store: &Store,
-    record: &control::Checkpoint,
+    commit: &Commit,
     copies: Option<&mut (dyn CopyStreams + 'static)>,
     error: StoreError,
 ) -> StoreError {
-    tracing::warn!(id = %record.id, job = %record.job, %error, "rolled back");
+    let id = &commit.checkpoint;
+    tracing::warn!(id, job = commit.job, %error, "rolled back");
     if let Some(copies) = copies {
-        copies.roll_back(&record.id);
+        copies.roll_back(id);
     }
-    if let Err(error) = store.roll_back(&record.id, false) {
-        tracing::error!(id = %record.id, %error, "left over here");
+    if let Err(error) = store.roll_back(id, false) {
+        tracing::error!(id, %error, "left over here");
     }
     error
 }

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::wire::message::Commit;
 use permafrost_store::{ContentDigest, DumpTap, SessionError, StoreError};
 
@@ -74,6 +75,9 @@ pub trait Replicate: Send + Sync {
     }
 }
 
+/// Seals the dump of this node.
+pub type SealHere<'a> = Box<dyn FnOnce() -> Result<Checkpoint, StoreError> + 'a>;
+
 /// The copies of one session. Methods block while copies are slower than the dump, so that no pages accumulate.
 /// Failures appear at [`DumpTap::close`], [`CopyStreams::prepare`] and [`CopyStreams::commit`] as too few copies:
 /// durability is waited for until the deadline. Dropping the value frees every copy that is not committed.
@@ -84,11 +88,18 @@ pub trait CopyStreams: DumpTap {
     /// The durability was not reached within the deadline.
     fn prepare(&mut self, own: ContentDigest) -> Result<(), StoreError>;
 
-    /// Seals every copy. Returns the names of the nodes that hold one, without this node.
+    /// Seals every copy, and the dump of this node by `seal_here` at the same time. Returns the record of the latter,
+    /// and the names of the other nodes that hold a copy. Nodes that take the place of failed ones pull what is sealed
+    /// here.
     ///
     /// # Errors
-    /// The durability was not reached within the deadline; the nodes that had sealed were asked to roll back.
-    fn commit(&mut self, commit: &Commit) -> Result<Vec<String>, StoreError>;
+    /// That of `seal_here`; the durability was not reached within the deadline. Some nodes may have sealed: the caller
+    /// calls [`CopyStreams::roll_back`].
+    fn commit(
+        &mut self,
+        commit: &Commit,
+        seal_here: SealHere<'_>,
+    ) -> Result<(Checkpoint, Vec<String>), StoreError>;
 
     /// Notifies the nodes that the cluster lists the checkpoint, without waiting.
     fn published(&mut self, checkpoint: &str);

@@ -35,7 +35,7 @@ use uuid::Uuid;
 
 use self::commit::ClusterDump;
 
-pub use copies::{CopiesRequest, CopyStreams, Durability, Replicate};
+pub use copies::{CopiesRequest, CopyStreams, Durability, Replicate, SealHere};
 pub use registry::{JobLock, Registered, Registry, no_other};
 pub use remote::RemoteNodes;
 pub use retention::{
@@ -175,7 +175,7 @@ impl ClusteredStore {
     /// Begins this node's part of the cluster in a dump; `None` on a single node.
     ///
     /// # Errors
-    /// There are not enough nodes: reported now, before the task is frozen.
+    /// There are not enough nodes: reported now, before the task is frozen. The registry is unavailable.
     fn follow(
         &self,
         session: Uuid,
@@ -201,9 +201,16 @@ impl ClusteredStore {
                 deadline: services.deadline,
             })
         };
+        let copies = replicate.map(begin).transpose()?;
+        // Now, while no task is frozen for it yet.
+        let generation = match job.is_empty() {
+            true => 0,
+            false => services.registry.reserve_generation(job)?,
+        };
         Ok(Some(Box::new(ClusterDump {
-            copies: replicate.map(begin).transpose()?,
             services: Arc::clone(services),
+            generation,
+            copies,
         })))
     }
 

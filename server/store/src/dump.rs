@@ -403,6 +403,9 @@ impl DumpBuilder {
     /// # Errors
     /// The region is full or fails; the follower fails.
     pub(super) fn finish(mut self) -> Result<Dump, StoreError> {
+        if let Some(tap) = tap_of(&mut self.follower) {
+            tap.end();
+        }
         self.finish_space()?;
         self.shadow.flush()?;
         let digest = digest::of_spaces(&self.spaces);

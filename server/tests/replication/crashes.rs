@@ -14,11 +14,12 @@ fn pages() -> Pages {
 #[test]
 fn at_every_step_there_is_a_whole_checkpoint_or_none() {
     let steps = [
+        (Step::Reserve, 0),
         (Step::Close, 0),
         (Step::Prepare, 0),
-        (Step::Reserve, 0),
-        (Step::Commit(0), 1),
-        (Step::Commit(1), 2),
+        (Step::Commit(0), 0),
+        (Step::Commit(1), 1),
+        (Step::SealedHere, 2),
         (Step::Commit(2), 3),
         (Step::BeforePublish, 3),
         (Step::AfterPublish, 3),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use permafrost_clustered::Durability;
 
-use super::fakes::{Pages, Whole, World, dump, fenced, page, unavailable};
+use super::fakes::{Pages, Whole, World, dump, fenced, page, request, unavailable};
 
 fn pages() -> Pages {
     (0..100).map(|n| (n, page(n))).collect()
@@ -102,4 +102,31 @@ fn a_job_is_locked_on_the_registry() {
     drop(lock);
     dump(&world.origin.store, "job", &pages()).unwrap();
     dump(&world.origin.store, "job", &pages()).unwrap();
+}
+
+#[test]
+fn copies_of_a_dump_that_cannot_be_sealed_here_are_rolled_back() {
+    let world = World::new(2, Durability::Local);
+    world.faults.faults().broken = (0..2).collect();
+    dump(&world.origin.store, "job", &pages()).unwrap();
+    *world.faults.faults() = Default::default();
+    // The number is free on the copies' nodes, which seal, and taken here.
+    world.registry.forget_reserved();
+    let error = dump(&world.origin.store, "job", &pages()).unwrap_err();
+    assert!(error.contains("job@1"), "{error}");
+    let held: Vec<_> = world.nodes().map(|node| node.checkpoints()).collect();
+    assert_eq!(held, [1, 0, 0]);
+    dump(&world.origin.store, "job", &pages()).unwrap();
+    assert!(world.nodes().all(|node| node.checkpoints() > 0));
+}
+
+#[test]
+fn a_generation_is_reserved_before_the_task_is_frozen() {
+    let world = World::new(1, Durability::All);
+    let store = &world.origin.store;
+    let session = store.open_session(request("job", true)).unwrap();
+    assert_eq!(world.registry.reserved("job"), 1);
+    store.abort_session(&session.id).unwrap();
+    // A gap in the numbers.
+    assert_eq!(dump(store, "job", &pages()).unwrap().generation, 2);
 }

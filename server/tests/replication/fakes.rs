@@ -33,6 +33,8 @@ pub(crate) enum Step {
     Reserve,
     /// Before the copy of that number is committed; the number of copies stands for the step after the last.
     Commit(usize),
+    /// After the origin has sealed its own, between the first copy and the second.
+    SealedHere,
     BeforePublish,
     AfterPublish,
     Published,

@@ -99,6 +99,8 @@ pub struct DumpSender {
     shared: Arc<Shared>,
     coder: Coder,
     stall: Duration,
+    /// True if the address spaces were ended.
+    ended: bool,
 }
 
 impl DumpSender {
@@ -133,6 +135,7 @@ impl DumpSender {
             shared: Arc::clone(&shared),
             coder: Coder::new(options.compression),
             stall: options.stall,
+            ended: false,
         };
         let driver = Driver {
             network: network.clone(),
@@ -204,12 +207,24 @@ impl DumpSender {
         self.push(Kind::Parent, Coding::Raw, flags, pages, index, Bytes::new())
     }
 
-    /// Ends the address spaces, and waits until the peer has stored them durably.
+    /// Ends the address spaces, without waiting for the peer.
+    ///
+    /// # Errors
+    /// The same as for [`Self::space`].
+    pub fn end(&mut self) -> Result<(), PeerError> {
+        self.push(Kind::Close, Coding::Raw, 0, 0, 0, Bytes::new())?;
+        self.ended = true;
+        Ok(())
+    }
+
+    /// Ends the address spaces, if they are not ended yet, and waits until the peer has stored them durably.
     ///
     /// # Errors
     /// The same as for [`Self::space`]; or no reply by `deadline`.
     pub fn close(&mut self, deadline: Instant) -> Result<Closed, PeerError> {
-        self.push(Kind::Close, Coding::Raw, 0, 0, 0, Bytes::new())?;
+        if !self.ended {
+            self.end()?;
+        }
         self.shared.wait("the close", deadline, |state| {
             state.client.closed().cloned()
         })

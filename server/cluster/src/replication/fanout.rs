@@ -19,8 +19,9 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use permafrost_clustered::{CopiesRequest, CopyStreams, Durability, Replicate};
+use permafrost_clustered::{CopiesRequest, CopyStreams, Durability, Replicate, SealHere};
 use permafrost_metering::costs::Costs;
+use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::frame::{Coding, Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::message::{Commit, request};
@@ -291,13 +292,14 @@ impl Copying {
         (self.copies[slowest].waited > limit).then_some(slowest)
     }
 
-    /// Runs a long operation on every copy in parallel, until enough have finished; the others get a little longer.
-    /// Copies that are not right by then are given up.
-    fn all<T: Send + 'static>(
+    /// Runs a long operation on every copy in parallel, and `meanwhile` here, until enough have finished; the others
+    /// get a little longer. Copies that are not right by then are given up. Returns the result of `meanwhile`.
+    fn all<T: Send + 'static, R>(
         &mut self,
         act: impl Fn(&mut DumpSender, Instant) -> Result<T, PeerError> + Clone + Send + 'static,
         right: impl Fn(&T) -> bool,
-    ) {
+        meanwhile: impl FnOnce() -> R,
+    ) -> R {
         let began = Instant::now();
         let deadline = began + self.deadline;
         let (done, results) = mpsc::channel();
@@ -311,6 +313,7 @@ impl Copying {
             });
         }
         drop(done);
+        let here = meanwhile();
         let mut until = deadline;
         while !pending.is_empty() {
             let left = until.saturating_duration_since(Instant::now());
@@ -331,6 +334,7 @@ impl Copying {
         for node in pending {
             self.given_up(&node, "it was not done in time");
         }
+        here
     }
 
     /// Checks that there are enough copies, or nodes to replace them at the commit.
@@ -450,6 +454,10 @@ impl DumpTap for Copying {
         self.each(|sender| counted(first_index, pages, |at, n| sender.parent(at, flags, n)));
     }
 
+    fn end(&mut self) {
+        self.each(DumpSender::end);
+    }
+
     fn close(&mut self, own: ContentDigest) -> Result<(), StoreError> {
         let links = self.links();
         self.all(
@@ -460,6 +468,7 @@ impl DumpTap for Copying {
                 Ok(closed)
             },
             |closed| closed.content_digest == own,
+            || {},
         );
         self.check()
     }
@@ -494,22 +503,30 @@ impl DumpTap for Copying {
 
 impl CopyStreams for Copying {
     fn prepare(&mut self, own: ContentDigest) -> Result<(), StoreError> {
-        self.all(DumpSender::prepare, |ready| ready.content_digest == own);
+        self.all(
+            DumpSender::prepare,
+            |ready| ready.content_digest == own,
+            || {},
+        );
         self.check()
     }
 
-    fn commit(&mut self, commit: &Commit) -> Result<Vec<String>, StoreError> {
+    fn commit(
+        &mut self,
+        commit: &Commit,
+        seal_here: SealHere<'_>,
+    ) -> Result<(Checkpoint, Vec<String>), StoreError> {
         let deadline = Instant::now() + self.deadline;
         // A node that got the commit may have sealed, even if its answer was lost.
-        let told = self.nodes();
+        self.holders = self.nodes();
         let wanted = commit.clone();
-        self.all(
+        let sealed = self.all(
             move |sender, deadline| sender.commit(&wanted, deadline),
             |_| true,
-        );
+            seal_here,
+        )?;
         let mut holders = self.nodes();
         let mut have = self.counting();
-        self.holders = told;
         for (node, counts) in self.pull(commit, have, deadline) {
             have += usize::from(counts);
             self.holders.push(node.clone());
@@ -518,7 +535,7 @@ impl CopyStreams for Copying {
         if have < self.needed {
             return Err(self.too_few(have));
         }
-        Ok(holders)
+        Ok((sealed, holders))
     }
 
     fn published(&mut self, checkpoint: &str) {

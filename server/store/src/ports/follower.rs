@@ -56,7 +56,10 @@ pub trait DumpTap: Send {
     /// Passes on references to pages that are in the parent at the same place.
     fn parent(&mut self, first_index: u64, flags: u16, pages: u64);
 
-    /// Ends the address spaces, which are durable here with the digest `own`.
+    /// Ends the address spaces: the receiver makes them durable while they are made durable here. Does not wait.
+    fn end(&mut self) {}
+
+    /// Waits until the receiver has the address spaces, which were ended, and are durable here with the digest `own`.
     ///
     /// # Errors
     /// The receiver does not have them; the dump fails.

@@ -42,6 +42,17 @@ impl FakeRegistry {
         self.state().entries.clone()
     }
 
+    /// Returns the last generation of a job that was reserved.
+    pub(crate) fn reserved(&self, job: &str) -> u64 {
+        let state = self.state();
+        state.generations.get(job).copied().unwrap_or_default()
+    }
+
+    /// Forgets the generations that were reserved.
+    pub(crate) fn forget_reserved(&self) {
+        self.state().generations.clear();
+    }
+
     fn speak(&self) -> Result<(), StoreError> {
         if self.faults.faults().silent {
             return Err(unavailable());

@@ -5,8 +5,9 @@ use std::io::Read;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use permafrost_clustered::{CopiesRequest, CopyStreams, Durability, Replicate};
+use permafrost_clustered::{CopiesRequest, CopyStreams, Durability, Replicate, SealHere};
 use permafrost_pmem::PAGE_SIZE;
+use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;
 use permafrost_store::{ContentDigest, CopyDump, CopyRequest, DumpTap, StoreError};
@@ -185,10 +186,19 @@ impl CopyStreams for Loop {
         self.agree(own, CopyDump::prepare)
     }
 
-    fn commit(&mut self, commit: &Commit) -> Result<Vec<String>, StoreError> {
-        let mut names = Vec::new();
+    /// Seals here when the first copy is sealed.
+    fn commit(
+        &mut self,
+        commit: &Commit,
+        seal_here: SealHere<'_>,
+    ) -> Result<(Checkpoint, Vec<String>), StoreError> {
+        let (mut names, mut seal_here, mut sealed) = (Vec::new(), Some(seal_here), None);
         for n in 0..self.copies.len() {
             self.faults.pass(Step::Commit(n));
+            if n == 1 {
+                sealed = seal_here.take().map(|seal| seal()).transpose()?;
+                self.faults.pass(Step::SealedHere);
+            }
             let copy = &mut self.copies[n];
             let Some(dump) = &mut copy.dump else { continue };
             match dump.commit(commit) {
@@ -204,12 +214,12 @@ impl CopyStreams for Loop {
                 Err(_) => copy.dump = None,
             }
         }
-        self.faults.pass(Step::Commit(self.copies.len()));
-        if let Err(error) = self.enough() {
-            self.roll_back(&commit.checkpoint);
-            return Err(error);
+        if let Some(seal) = seal_here {
+            sealed = Some(seal()?);
         }
-        Ok(names)
+        self.faults.pass(Step::Commit(self.copies.len()));
+        self.enough()?;
+        Ok((sealed.expect("sealed above"), names))
     }
 
     fn published(&mut self, checkpoint: &str) {
