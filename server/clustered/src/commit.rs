@@ -35,7 +35,7 @@ impl Follower for ClusterDump {
     }
 
     /// Commits a dump in a cluster. At every moment at which this node can die, the checkpoint is visible entirely
-    /// or not at all, which is decided by step 5 alone: a checkpoint exists if the registry lists it, whatever any
+    /// or not at all, which is decided by step 4 alone: a checkpoint exists if the registry lists it, whatever any
     /// node believes.
     ///
     /// 1. A generation was reserved when the dump was opened, before its task was frozen. Dying from then on leaves a gap
