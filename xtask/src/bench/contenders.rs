@@ -20,6 +20,8 @@ use crate::rig;
 pub(super) enum Contender {
     /// `permafrost dump` and `permafrost restore`, region on tmpfs.
     Permafrost,
+    /// The same as the first dump into a new region, right after the daemon's start: it has not mapped all of it yet.
+    NewRegion,
     /// `criu dump` into tmpfs and `criu restore` from it.
     Local,
     /// `criu dump` to `criu page-server` over TCP, on tmpfs, and `criu restore` from there.
@@ -30,6 +32,7 @@ impl std::fmt::Display for Contender {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Permafrost => "permafrost",
+            Self::NewRegion => "into a new region",
             Self::Local => "criu dump",
             Self::PageServer => "criu page-server",
         })
@@ -54,17 +57,30 @@ pub(super) struct Sample {
 }
 
 impl Contender {
-    pub(super) const ALL: [Self; 3] = [Self::Permafrost, Self::Local, Self::PageServer];
+    pub(super) const ALL: [Self; 4] = [
+        Self::Permafrost,
+        Self::NewRegion,
+        Self::Local,
+        Self::PageServer,
+    ];
 
+    /// Dumps and restores a workload. `daemon` has mapped its region; a new one has the options `region`.
     pub(super) fn dump_and_restore(
         self,
         daemon: &Daemon,
+        region: &daemon::Options,
         criu: &Path,
         work: &Path,
         workload: &mut Workload,
     ) -> Result<Sample> {
         match self {
             Self::Permafrost => permafrost(daemon, workload),
+            Self::NewRegion => {
+                let daemon = Daemon::start(work, region)?;
+                let sample = permafrost(&daemon, workload)?;
+                daemon.stop()?;
+                Ok(sample)
+            }
             Self::Local => local(criu, work, workload),
             Self::PageServer => page_server(criu, work, workload),
         }

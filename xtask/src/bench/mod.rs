@@ -128,9 +128,10 @@ fn one_machine(options: &Options) -> Result<()> {
     rig::build_release()?;
     let interrupt = Interrupt::catch()?;
     let largest = options.sizes.iter().max().copied().unwrap_or(0);
-    // The region, and the images of one dump beside it, with a quarter to spare.
+    // A dump with a quarter to spare.
     let region_mib = largest + largest / 4 + 256;
-    let dir = rig::memory_dir(region_mib + largest + largest / 4 + 256)?;
+    // The region, a new one of that size, and the images of one dump.
+    let dir = rig::memory_dir(2 * region_mib + largest + largest / 4 + 256)?;
     let region = daemon::Options {
         region_mib,
         ..daemon::Options::default()
@@ -157,8 +158,13 @@ fn one_machine(options: &Options) -> Result<()> {
                     ..workload::Options::default()
                 };
                 let mut workload = Workload::start(work.path(), &wanted)?;
-                let sample =
-                    contender.dump_and_restore(&daemon, &criu, work.path(), &mut workload)?;
+                let sample = contender.dump_and_restore(
+                    &daemon,
+                    &region,
+                    &criu,
+                    work.path(),
+                    &mut workload,
+                )?;
                 if !workload.verify()?.is_sound() {
                     bail!("{contender} restores a process that is not sound");
                 }
