@@ -3,7 +3,9 @@
 //! Compression pays when the link is the bottleneck: then the codec's time hides behind the link's, and each
 //! byte saved is time saved. On a link faster than the codec it only makes the dump slower. Both speeds are
 //! measured while a dump runs; the link's only over stretches in which it had enough to send all the time,
-//! because otherwise the speed of CRIU would be measured.
+//! because otherwise the speed of CRIU would be measured. A link also looks slow where the processors are busy, and
+//! then the codec makes it slower still. So a dump compresses at first on trial, and goes on only if its pages go
+//! faster than before.
 
 use std::time::{Duration, Instant};
 
@@ -34,6 +36,90 @@ const CODEC_MARGIN: f64 = 1.25;
 const NEWEST: f64 = 0.25;
 /// Shortest stretch over which a speed is measured.
 const MIN_STRETCH: Duration = Duration::from_millis(20);
+
+/// Number of bytes of pages over which their speed is measured.
+const STRETCH_BYTES: usize = 4 << 20;
+/// Number of bytes of pages after the beginning of a trial that are not measured: what was sent before still waits.
+const SETTLING_BYTES: usize = 8 << 20;
+/// Least gain of speed for which compression goes on.
+const LEAST_GAIN: f64 = 1.15;
+/// Number of bytes of pages after a failed trial before the next.
+const TRIAL_PAUSE_BYTES: usize = 256 << 20;
+
+/// Decision if a dump compresses, by the speed of its pages with and without.
+#[derive(Debug)]
+struct Trial {
+    phase: Phase,
+    /// Begin of the phase, and bytes of pages since.
+    since: Instant,
+    bytes: usize,
+}
+
+/// Phase of a dump over a link that is slower than the codec.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    /// Pages are sent as they are, and not measured for so many bytes.
+    Paused(usize),
+    /// They are sent as they are, and measured.
+    Raw,
+    /// They are compressed on trial. Without, so many bytes a second were sent.
+    Settling(f64),
+    /// The speed with compression is measured.
+    Measured(f64),
+    /// The pages go faster compressed.
+    Compressed,
+}
+
+impl Trial {
+    fn new(now: Instant) -> Self {
+        Self {
+            phase: Phase::Paused(0),
+            since: now,
+            bytes: 0,
+        }
+    }
+
+    /// Returns true if the next run, of `bytes`, is to be compressed. `slow`: the link seems slower than the codec.
+    fn compresses(&mut self, bytes: usize, now: Instant, slow: bool) -> bool {
+        if !slow && !matches!(self.phase, Phase::Paused(_)) {
+            self.begin(Phase::Paused(0), now);
+        }
+        let next = match self.phase {
+            Phase::Paused(pause) if slow && self.bytes >= pause => Some(Phase::Raw),
+            Phase::Raw if self.bytes >= STRETCH_BYTES => Some(Phase::Settling(self.speed(now))),
+            Phase::Settling(raw) if self.bytes >= SETTLING_BYTES => Some(Phase::Measured(raw)),
+            Phase::Measured(raw) if self.bytes >= STRETCH_BYTES => {
+                let is_faster = self.speed(now) > raw * LEAST_GAIN;
+                Some(match is_faster {
+                    true => Phase::Compressed,
+                    false => Phase::Paused(TRIAL_PAUSE_BYTES),
+                })
+            }
+            _ => None,
+        };
+        if let Some(next) = next {
+            self.begin(next, now);
+        }
+        self.bytes = self.bytes.saturating_add(bytes);
+        !matches!(self.phase, Phase::Paused(_) | Phase::Raw)
+    }
+
+    fn begin(&mut self, phase: Phase, now: Instant) {
+        *self = Self {
+            phase,
+            since: now,
+            bytes: 0,
+        };
+    }
+
+    /// Returns bytes of pages a second in this phase.
+    fn speed(&self, now: Instant) -> f64 {
+        let time = now.saturating_duration_since(self.since);
+        #[expect(clippy::cast_precision_loss, reason = "a speed need not be exact")]
+        let bytes = self.bytes as f64;
+        bytes / time.max(Duration::from_nanos(1)).as_secs_f64()
+    }
+}
 
 /// Measured speed of the link.
 #[derive(Debug, Default)]
@@ -83,6 +169,7 @@ pub(crate) struct Coder {
     when: Compression,
     compressor: Option<zstd::bulk::Compressor<'static>>,
     bytes_per_second: f64,
+    trial: Trial,
     buffers: Pool,
 }
 
@@ -92,18 +179,25 @@ impl Coder {
             when,
             compressor: None,
             bytes_per_second: CODEC_PRIOR,
+            trial: Trial::new(Instant::now()),
             buffers: Pool::default(),
         }
     }
 
-    /// Returns the payload to send for `run`, over a link of this speed (`None`: the link was never the
+    /// Returns the payload to send for `run` at `now`, over a link of this speed (`None`: the link was never the
     /// bottleneck). Copies the run once.
-    pub(crate) fn encode(&mut self, run: &[u8], link: Option<f64>) -> (Coding, Bytes) {
+    pub(crate) fn encode(
+        &mut self,
+        run: &[u8],
+        link: Option<f64>,
+        now: Instant,
+    ) -> (Coding, Bytes) {
         let wanted = match self.when {
             Compression::Off => false,
             Compression::Always => true,
             Compression::Adaptive => {
-                link.is_some_and(|link| link * CODEC_MARGIN < self.bytes_per_second)
+                let slow = link.is_some_and(|link| link * CODEC_MARGIN < self.bytes_per_second);
+                self.trial.compresses(run.len(), now, slow)
             }
         };
         if wanted
@@ -246,7 +340,7 @@ mod tests {
                 (zero_rich(bytes), Coding::Zstd),
                 (vec![0; bytes], Coding::Zstd),
             ] {
-                let (coding, payload) = coder.encode(&run, None);
+                let (coding, payload) = coder.encode(&run, None, Instant::now());
                 assert_eq!(coding, expected, "{pages} pages");
                 if coding == Coding::Zstd {
                     assert!(payload.len() < run.len() * 7 / 8);
@@ -265,19 +359,52 @@ mod tests {
             // Where samples are taken the pages look like text.
             page[1900..2200].fill(b'x');
         }
-        let (coding, payload) = Coder::new(Compression::Always).encode(&run, None);
+        let (coding, payload) = Coder::new(Compression::Always).encode(&run, None, Instant::now());
         assert_eq!((coding, payload.len()), (Coding::Raw, RUN));
+    }
+
+    /// Passes as many bytes of text, at so many bytes a second raw and compressed, over a link of which this speed was
+    /// measured. Returns the bytes that were compressed.
+    fn passed(coder: &mut Coder, bytes: usize, speeds: [f64; 2], link: Option<f64>) -> usize {
+        let (run, mut now, mut compressed) = (text(RUN), coder.trial.since, 0);
+        for _ in 0..bytes / RUN {
+            let is_compressed = coder.encode(&run, link, now).0 == Coding::Zstd;
+            // As fast as it was measured to be, not as this machine is.
+            coder.bytes_per_second = CODEC_PRIOR;
+            compressed += usize::from(is_compressed) * RUN;
+            now += Duration::from_secs_f64(262_144.0 / speeds[usize::from(is_compressed)]);
+        }
+        compressed
     }
 
     #[test]
     fn only_a_link_slower_than_the_codec_is_compressed_for() {
+        let gains = [100e6, 300e6];
+        for link in [None, Some(50e9)] {
+            let mut coder = Coder::new(Compression::Adaptive);
+            assert_eq!(passed(&mut coder, 64 << 20, gains, link), 0);
+        }
         let mut coder = Coder::new(Compression::Adaptive);
-        let run = text(RUN);
-        assert_eq!(coder.encode(&run, None).0, Coding::Raw);
-        assert_eq!(coder.encode(&run, Some(50e9)).0, Coding::Raw);
-        assert_eq!(coder.encode(&run, Some(1e6)).0, Coding::Zstd);
+        let compressed = passed(&mut coder, 64 << 20, gains, Some(100e6));
+        assert_eq!(compressed, (64 << 20) - STRETCH_BYTES);
+        // The link is not the bottleneck any more.
+        assert_eq!(passed(&mut coder, 64 << 20, gains, None), 0);
         let mut off = Coder::new(Compression::Off);
-        assert_eq!(off.encode(&run, Some(1e6)).0, Coding::Raw);
+        assert_eq!(passed(&mut off, 64 << 20, gains, Some(1e6)), 0);
+    }
+
+    #[test]
+    fn a_link_that_is_slow_because_the_processors_are_busy_is_not_compressed_for() {
+        for slower in [[100e6, 60e6], [100e6, 110e6]] {
+            let mut coder = Coder::new(Compression::Adaptive);
+            let trial = SETTLING_BYTES + STRETCH_BYTES;
+            let once = passed(&mut coder, TRIAL_PAUSE_BYTES, slower, Some(100e6));
+            assert_eq!(once, trial);
+            // The next trial comes later, and the machine is idle then.
+            let gains = [100e6, 300e6];
+            let bytes = passed(&mut coder, TRIAL_PAUSE_BYTES, gains, Some(100e6));
+            assert!(bytes > TRIAL_PAUSE_BYTES / 2, "{bytes}");
+        }
     }
 
     #[test]

@@ -182,7 +182,7 @@ impl DumpSender {
     pub fn pages(&mut self, mut index: u64, flags: u16, pages: &[u8]) -> Result<(), PeerError> {
         for run in pages.chunks(RUN_BYTES) {
             let link = self.shared.lock().link.bytes_per_second();
-            let (coding, payload) = self.coder.encode(run, link);
+            let (coding, payload) = self.coder.encode(run, link, Instant::now());
             let count = u32::try_from(run.len() / PAGE_SIZE).unwrap_or(u32::MAX);
             self.shared.lock().raw_bytes += u64::try_from(run.len()).unwrap_or(0);
             self.push(Kind::Pages, coding, flags, count, index, payload)?;

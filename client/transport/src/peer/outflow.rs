@@ -1,5 +1,7 @@
 //! The sending side of a fetch.
 
+use std::time::Instant;
+
 use bytes::{Bytes, BytesMut};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
@@ -102,7 +104,7 @@ impl FrameSink for Outflow {
         payload: &[u8],
     ) -> Result<(), PeerError> {
         let (coding, payload) = match kind {
-            Kind::Pages => self.coder.encode(payload, None),
+            Kind::Pages => self.coder.encode(payload, None, Instant::now()),
             _ => (Coding::Raw, Bytes::copy_from_slice(payload)),
         };
         let header = Header {
