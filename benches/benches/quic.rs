@@ -1,8 +1,9 @@
 //! Dumps over QUIC beside a bare quinn pair with the same transport parameters, over the loopback interface.
 //!
 //! `cargo bench -p permafrost-benches --bench quic`: medians of five alternating measurements, in one process. The
-//! receiver of a dump drops the pages, that of the bare pair the bytes, so that the difference is the cost of the
-//! conversation: the copy into the window, the frames, the acknowledgements, the queue to the handler.
+//! receiver of a dump puts packets together to pages and drops them; that of the bare pair puts them together to runs of
+//! the same length. So the difference is the cost of the conversation: the copy into the window, the frames, the
+//! acknowledgements, the queue to the handler.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
