@@ -11,6 +11,7 @@ pub mod daemon;
 pub mod etcd;
 pub mod faketime;
 pub mod net;
+pub mod podman;
 pub mod process;
 pub mod random;
 pub mod runc;

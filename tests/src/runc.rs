@@ -23,11 +23,15 @@ pub fn root() -> PathBuf {
     tests.parent().unwrap_or(tests).join("target/runc/root")
 }
 
-fn program() -> PathBuf {
+/// Returns the path of runc.
+#[must_use]
+pub fn program() -> PathBuf {
     root().join("usr/sbin/runc")
 }
 
-fn busybox() -> PathBuf {
+/// Returns the path of busybox.
+#[must_use]
+pub fn busybox() -> PathBuf {
     root().join("bin/busybox")
 }
 

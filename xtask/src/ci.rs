@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
-use permafrost_tests::{binaries, criu, etcd, faketime, runc};
+use permafrost_tests::{binaries, criu, etcd, faketime, podman, runc};
 
 use crate::setup::{self, Criu};
 use crate::{deny, fuzz, guest, paths, schema, tidy, tools, ui};
@@ -244,6 +244,14 @@ fn tests(quick: bool) -> Result<Count> {
         }
         Err(why) => ui::say(&format!(
             "TESTS WITH CONTAINERS ARE SKIPPED: no runc: {why:#}"
+        )),
+    }
+    match tools::podman() {
+        Ok(()) => {
+            command.env(podman::REQUIRE_PODMAN, "1");
+        }
+        Err(why) => ui::say(&format!(
+            "TESTS WITH PODMAN ARE SKIPPED: no podman: {why:#}"
         )),
     }
     if let Err(why) = tools::s3() {

@@ -29,7 +29,7 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask")]
 enum Task {
-    /// Find a CRIU that works here, etcd, protoc, libfaketime, Slurm and runc, or fetch them under target/.
+    /// Find a CRIU that works here, etcd, protoc, libfaketime, Slurm, runc and podman, or fetch them under target/.
     Setup {
         /// Only CRIU and protoc, as lines for a shell: eval "$(cargo xtask setup --env)".
         #[arg(long)]

@@ -52,6 +52,7 @@ pub(crate) fn print() -> Result<()> {
     tools::faketime()?;
     tools::slurm()?;
     tools::runc()?;
+    tools::podman()?;
     tools::s3()?;
     match criu()? {
         Criu::Works(path) => println!("{}", path.display()),

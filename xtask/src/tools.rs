@@ -1,4 +1,4 @@
-//! Programs that building and testing need beside Rust: protoc, etcd, libfaketime, Slurm and runc. Either the
+//! Programs that building and testing need beside Rust: protoc, etcd, libfaketime, Slurm, runc and podman. Either the
 //! machine's own, or Debian's, unpacked under `target/` and started through their own loader.
 
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
-use permafrost_tests::{etcd, faketime, runc, s3, slurm};
+use permafrost_tests::{etcd, faketime, podman, runc, s3, slurm};
 
 use crate::{apt, paths, ui};
 
@@ -162,6 +162,26 @@ pub(crate) fn runc() -> Result<()> {
     runc::check()
         .map_err(anyhow::Error::msg)
         .context("use the runc that was fetched")?;
+    task.done(&format!("{}", root.display()));
+    Ok(())
+}
+
+/// Provides the podman to test with, fetched if it is missing; its runtime is the one of [`runc`].
+///
+/// # Errors
+/// It cannot be fetched, or does not start with this machine's libraries.
+pub(crate) fn podman() -> Result<()> {
+    runc()?;
+    if podman::check().is_ok() {
+        return Ok(());
+    }
+    let task = ui::Task::begin("fetch podman, as there is none here");
+    let root = podman::root();
+    apt::unpack(SUITE, &podman::PACKAGES, &root)?;
+    remove_libc(&root)?;
+    podman::check()
+        .map_err(anyhow::Error::msg)
+        .context("use the podman that was fetched")?;
     task.done(&format!("{}", root.display()));
     Ok(())
 }

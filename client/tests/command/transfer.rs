@@ -6,7 +6,7 @@ use std::path::Path;
 
 use permafrost_protocol::control::{Exported, SessionOpened, reply, request};
 
-use crate::fake::{Daemon, assert_exit, checkpoint, stdout};
+use crate::fake::{Daemon, assert_exit, checkpoint, detail, stderr, stdout};
 
 #[test]
 fn get_makes_a_private_directory_and_spares_a_full_one() {
@@ -105,4 +105,73 @@ fn open_prints_what_criu_needs_and_outlives_the_command() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn bad_archives_are_refused_before_anything_is_stored() {
+    let daemon = Daemon::start(|_| vec![reply::Body::Checkpoint(checkpoint("train", 1))]);
+    let work = daemon.path().join("work");
+    fs::create_dir(&work).unwrap();
+    let cases: [(&str, &[u8], i32, &str); 4] = [
+        ("text", b"no archive", 2, "not a tar archive"),
+        ("xz", b"\xfd7zXZ\0", 2, "xz"),
+        ("empty", b"", 2, "truncated"),
+        ("short", b"\x28\xb5\x2f\xfd", 2, "truncated"),
+    ];
+    for (name, bytes, code, reason) in cases {
+        let archive = daemon.path().join(name);
+        fs::write(&archive, bytes).unwrap();
+        let mut arguments = vec!["put", "train", "--archive", archive.to_str().unwrap()];
+        for _ in 0..2 {
+            let output = daemon.run(&arguments);
+            assert_exit(&output, code);
+            assert!(
+                stderr(&output).contains(reason),
+                "{name}: {}",
+                stderr(&output)
+            );
+            arguments.extend(["--work-dir", work.to_str().unwrap()]);
+        }
+    }
+    assert_eq!(fs::read_dir(&work).unwrap().count(), 0);
+    assert!(daemon.requests().is_empty(), "{:?}", daemon.requests());
+    assert_exit(
+        &daemon.run(&["put", "train", "--archive", "/nonexistent"]),
+        3,
+    );
+    assert_exit(
+        &daemon.run(&["put", "train", "--archive", work.to_str().unwrap()]),
+        2,
+    );
+    assert_exit(&daemon.run(&["put", "train"]), 2);
+    assert_exit(
+        &daemon.run(&["put", "train", "images", "--archive", "x"]),
+        2,
+    );
+}
+
+#[test]
+fn an_archive_is_written_whole_or_not_at_all() {
+    let daemon = Daemon::start(|_| vec![detail(1, None)]);
+    let target = daemon.path().join("out");
+    fs::create_dir(&target).unwrap();
+    let archive = target.join("a.tar");
+    let archive = archive.to_str().unwrap();
+    // It was not stored from one.
+    let output = daemon.run(&["get", "train", "--archive", archive]);
+    assert_exit(&output, 2);
+    assert!(
+        stderr(&output).contains("permafrost get train@1 DIRECTORY"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(fs::read_dir(&target).unwrap().count(), 0);
+    // Neither its name nor an option says how it is compressed.
+    assert_exit(
+        &daemon.run(&["get", "train", "--archive", "checkpoint.img"]),
+        2,
+    );
+    fs::write(archive, "here before").unwrap();
+    assert_exit(&daemon.run(&["get", "train", "--archive", archive]), 4);
+    assert_eq!(fs::read_to_string(archive).unwrap(), "here before");
 }

@@ -66,12 +66,12 @@ pub(crate) enum Command {
     /// Bring a process tree back.
     #[command(after_help = crate::restore::RESTORE_EXAMPLES)]
     Restore(crate::restore::RestoreArguments),
-    /// Write a checkpoint as an ordinary CRIU images directory.
+    /// Write a checkpoint as an ordinary CRIU images directory, or as the archive of a container that it was.
     Get(crate::transfer::GetArguments),
     /// Give the pages of a checkpoint to `criu lazy-pages`, for lazy restores by a CRIU of one's own.
     #[command(after_help = crate::lend::LEND_EXAMPLES)]
     Lend(crate::lend::LendArguments),
-    /// Read an ordinary CRIU images directory as a new checkpoint.
+    /// Read an ordinary CRIU images directory, or the archive of a container's checkpoint, as a new checkpoint.
     Put(crate::transfer::PutArguments),
     /// List checkpoints and parked sessions.
     #[command(visible_alias = "list")]

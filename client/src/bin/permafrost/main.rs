@@ -4,6 +4,7 @@
 
 mod agent;
 mod api;
+mod archive;
 mod arguments;
 mod candidate;
 mod cli;

@@ -15,6 +15,7 @@ use permafrost_terminal::interrupt::Interrupts;
 use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
 use permafrost_terminal::table::facts;
 
+use crate::archive::{self, CompressionName};
 use crate::arguments::{Durability, checkpoint_name, job_name};
 use crate::words::name_of;
 
@@ -24,8 +25,18 @@ pub(crate) struct GetArguments {
     #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
     pub(crate) checkpoint: String,
     /// Target directory; created if need be. The images hold the process's secrets.
-    pub(crate) directory: PathBuf,
-    /// Write into a directory that is not empty.
+    #[arg(required_unless_present = "archive")]
+    pub(crate) directory: Option<PathBuf>,
+    /// Write the archive that `put --archive` has read, byte for byte but for the compression; - for standard output.
+    #[arg(long, value_name = "FILE", conflicts_with = "directory")]
+    pub(crate) archive: Option<PathBuf>,
+    /// Compress the archive so [default: by the end of its name, .tar, .tar.gz or .tar.zst].
+    #[arg(long, value_enum, requires = "archive")]
+    pub(crate) compress: Option<CompressionName>,
+    /// Put the archive together in this directory instead of in memory.
+    #[arg(long, value_name = "DIR", requires = "archive")]
+    pub(crate) work_dir: Option<PathBuf>,
+    /// Write into a directory that is not empty, or replace an archive.
     #[arg(long, short)]
     pub(crate) force: bool,
 }
@@ -36,7 +47,15 @@ pub(crate) struct PutArguments {
     #[arg(value_parser = job_name)]
     pub(crate) job: String,
     /// A directory that `criu dump` wrote.
-    pub(crate) directory: PathBuf,
+    #[arg(required_unless_present = "archive")]
+    pub(crate) directory: Option<PathBuf>,
+    /// Read a container's checkpoint instead, as `podman container checkpoint --export` and kubelet's checkpoint API
+    /// write it; - for standard input.
+    #[arg(long, value_name = "FILE", conflicts_with = "directory")]
+    pub(crate) archive: Option<PathBuf>,
+    /// Take the archive apart in this directory instead of in memory.
+    #[arg(long, value_name = "DIR", requires = "archive")]
+    pub(crate) work_dir: Option<PathBuf>,
     /// Do not compare with the job's newest checkpoint.
     #[arg(long)]
     pub(crate) full: bool,
@@ -56,10 +75,25 @@ pub(crate) struct VerifyArguments {
 }
 
 pub(crate) fn get(context: &Context, arguments: &GetArguments) -> Result<(), Failure> {
+    match (&arguments.archive, &arguments.directory) {
+        (Some(archive), _) => archive::get(context, arguments, archive),
+        (None, Some(directory)) => get_directory(context, arguments, directory),
+        (None, None) => Err(no_target()),
+    }
+}
+
+/// Returns the failure for a command line with neither a directory nor an archive, which clap refuses.
+fn no_target() -> Failure {
+    Failure::new(
+        Code::Invalid,
+        "name a directory, or an archive with --archive",
+    )
+}
+
+fn get_directory(context: &Context, arguments: &GetArguments, path: &Path) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;
     let mut connection = context.connect()?;
     interrupts.end(&connection)?;
-    let path = &arguments.directory;
     let created = prepare_directory(path, arguments.force)?;
     let directory = open_directory(path)?;
     let label = format!("get {}", arguments.checkpoint);
@@ -147,8 +181,23 @@ fn human_exported(exported: &Exported, path: &Path) -> String {
 }
 
 pub(crate) fn put(context: &Context, arguments: &PutArguments) -> Result<(), Failure> {
-    let interrupts = Interrupts::install()?;
-    let directory = open_directory(&arguments.directory)?;
+    match (&arguments.archive, &arguments.directory) {
+        (Some(archive), _) => archive::put(context, arguments, archive),
+        (None, Some(directory)) => {
+            let interrupts = Interrupts::install()?;
+            import(context, &interrupts, arguments, &open_directory(directory)?)
+        }
+        (None, None) => Err(no_target()),
+    }
+}
+
+/// Has the daemon read an images directory as the job's next checkpoint, and prints it.
+pub(crate) fn import(
+    context: &Context,
+    interrupts: &Interrupts,
+    arguments: &PutArguments,
+    directory: &File,
+) -> Result<(), Failure> {
     let mut connection = context.connect()?;
     interrupts.end(&connection)?;
     let label = format!("put {}", arguments.job);

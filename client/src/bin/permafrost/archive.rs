@@ -1,0 +1,370 @@
+//! `permafrost put --archive` and `get --archive`: checkpoints of containers as podman, CRI-O and containerd export them.
+//!
+//! The archive is taken apart, or put together, in a private directory; the daemon reads and writes there as it does for
+//! an images directory, and knows no archives.
+
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use permafrost_archive::{ArchiveCompression, ArchiveError, ArchiveLimits, INDEX_NAME, Packed};
+use permafrost_criu::scratch::Scratch;
+use permafrost_protocol::control::{Detail, Exported, request};
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::interrupt::Interrupts;
+use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
+use permafrost_terminal::table::facts;
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::transfer::{GetArguments, PutArguments, import, open_directory};
+use crate::words::name_of;
+
+/// Interval at which interrupts are polled while nothing comes from a pipe, nanoseconds: 250 ms.
+const TICK_NANOS: i64 = 250_000_000;
+
+/// Room that is left free beside an unpacked archive, bytes: for its index, and for others.
+const SLACK_BYTES: u64 = 64 << 20;
+
+/// Bytes read and written at once.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// ArchiveCompression of an archive that is written.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum CompressionName {
+    /// A plain tar
+    None,
+    /// Compressed with gzip
+    Gzip,
+    /// Compressed with zstd
+    Zstd,
+}
+
+/// Stores an archive as the next checkpoint of a job.
+pub(crate) fn put(
+    context: &Context,
+    arguments: &PutArguments,
+    archive: &Path,
+) -> Result<(), Failure> {
+    let interrupts = Interrupts::install()?;
+    // A daemon that does not answer is found before an archive of gigabytes is taken apart.
+    drop(context.connect()?);
+    let label = format!("unpack {}", archive.display());
+    let mut progress = ProgressDisplay::new(context, label);
+    let (input, total_bytes) = open(archive)?;
+    let scratch = scratch(
+        arguments.work_dir.as_deref(),
+        &format!("dump-{}", arguments.job),
+        total_bytes,
+    )?;
+    let images = directory(&scratch)?;
+    let limits = ArchiveLimits::with_room(room(&scratch, arguments.work_dir.is_none())?);
+    let mut done_bytes = 0;
+    let input = Input {
+        source: input,
+        interrupts: &interrupts,
+        read: |bytes| {
+            done_bytes += bytes;
+            progress.update(done_bytes, total_bytes);
+        },
+    };
+    let input = BufReader::with_capacity(BUFFER_BYTES, input);
+    permafrost_archive::unpack(input, &images, &limits).map_err(|error| failure(error, archive))?;
+    drop(progress);
+    import(context, &interrupts, arguments, &open_directory(&images)?)
+}
+
+/// Writes a checkpoint that came as an archive as the same archive again.
+pub(crate) fn get(
+    context: &Context,
+    arguments: &GetArguments,
+    archive: &Path,
+) -> Result<(), Failure> {
+    let compression = compression(arguments.compress, archive)?;
+    let to_stdout = is_standard(archive);
+    if !to_stdout && !arguments.force && fs::symlink_metadata(archive).is_ok() {
+        let message = format!("{} exists already", archive.display());
+        return Err(Failure::new(Code::Conflict, message)
+            .hint("name another file, or pass --force to replace this one"));
+    }
+    let interrupts = Interrupts::install()?;
+    let mut connection = context.connect()?;
+    interrupts.end(&connection)?;
+    let show = request::Show {
+        checkpoint: arguments.checkpoint.clone(),
+    };
+    let detail = connection
+        .call(show)
+        .map_err(|error| interrupts.explain(error.into()))?;
+    let name = detail
+        .checkpoint
+        .as_ref()
+        .map_or(arguments.checkpoint.clone(), name_of);
+    let needed_bytes = size_of(&detail).ok_or_else(|| no_archive(&name))?;
+    let scratch = scratch(
+        arguments.work_dir.as_deref(),
+        &format!("restore-{name}"),
+        needed_bytes,
+    )?;
+    let images = directory(&scratch)?;
+
+    let label = format!("get {name}");
+    let mut progress = ProgressDisplay::new(context, label.clone());
+    let mut queue = QueueDisplay::new(context, label, "restores", "");
+    let export = request::Export {
+        checkpoint: name.clone(),
+        ..request::Export::default()
+    };
+    let target = open_directory(&images)?;
+    let exported = connection
+        .call_with(export, Some(target.as_fd()), &mut |so_far| {
+            queue.update(so_far);
+            progress.begun(so_far);
+        })
+        .map_err(|error| interrupts.explain(error.into()))?;
+    drop((progress, queue, connection));
+    interrupts.leave_alone();
+
+    let mut progress = ProgressDisplay::new(context, format!("write {}", archive.display()));
+    let mut step = |bytes| {
+        progress.update(bytes, needed_bytes);
+        !interrupts.came()
+    };
+    let mut pack = |output: &mut dyn Write| {
+        let output = BufWriter::with_capacity(BUFFER_BYTES, output);
+        permafrost_archive::pack(&images, compression, output, &mut step).map_err(|error| {
+            match error {
+                ArchiveError::NoArchive => no_archive(&name),
+                error => failure(error, archive),
+            }
+        })
+    };
+    if to_stdout {
+        let packed = pack(&mut io::stdout().lock())?;
+        context.remark(&format!("{name}: {} written", human::bytes(packed.bytes)));
+        return Ok(());
+    }
+    let packed = into_file(archive, arguments.force, &mut pack)?;
+    drop(progress);
+    let exported = Exported {
+        files: packed.files,
+        bytes: packed.bytes,
+        ..exported
+    };
+    context.print(&exported, |exported| {
+        human_archived(exported, &name, archive)
+    })
+}
+
+/// Writes a file beside `path`, readable by its owner only, and gives it its name when it is complete.
+fn into_file(
+    path: &Path,
+    force: bool,
+    write: &mut dyn FnMut(&mut dyn Write) -> Result<Packed, Failure>,
+) -> Result<Packed, Failure> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let made = tempfile::Builder::new()
+        .prefix(".permafrost-")
+        .tempfile_in(parent);
+    let mut file = made.map_err(|error| Failure::io("create a file in", parent, &error))?;
+    let packed = write(file.as_file_mut())?;
+    let named = if force {
+        file.persist(path)
+    } else {
+        file.persist_noclobber(path)
+    };
+    match named {
+        Ok(_) => Ok(packed),
+        Err(error) => Err(Failure::io("write", path, &error.error)),
+    }
+}
+
+/// Returns the size of all that an export writes, bytes; `None` for a checkpoint that was not stored from an archive.
+fn size_of(detail: &Detail) -> Option<u64> {
+    let images = &detail.manifest.as_ref()?.images;
+    images.iter().find(|image| image.name == INDEX_NAME)?;
+    let memory_bytes = detail
+        .checkpoint
+        .as_ref()
+        .map_or(0, |checkpoint| checkpoint.memory_bytes);
+    Some(images.iter().fold(memory_bytes, |sum, image| {
+        sum.saturating_add(image.len_bytes)
+    }))
+}
+
+fn no_archive(name: &str) -> Failure {
+    Failure::new(
+        Code::Invalid,
+        format!("{name} was not stored from an archive"),
+    )
+    .hint(format!(
+        "write its images directory: permafrost get {name} DIRECTORY"
+    ))
+}
+
+fn human_archived(exported: &Exported, name: &str, archive: &Path) -> String {
+    facts(
+        &format!("{name} is in {}", archive.display()),
+        &[
+            ("files", exported.files.to_string()),
+            ("size", human::bytes(exported.bytes)),
+            (
+                "restore with",
+                format!("podman container restore --import {}", archive.display()),
+            ),
+        ],
+    )
+}
+
+fn is_standard(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// Opens an archive, and returns its size; 0 for standard input, whose size is not known.
+fn open(path: &Path) -> Result<(File, u64), Failure> {
+    if is_standard(path) {
+        let input = io::stdin().as_fd().try_clone_to_owned();
+        let input = input.map_err(|error| Failure::io("read", path, &error))?;
+        return Ok((input.into(), 0));
+    }
+    let file = File::open(path).map_err(|error| Failure::io("open", path, &error))?;
+    let metadata = file
+        .metadata()
+        .map_err(|error| Failure::io("stat", path, &error))?;
+    if metadata.is_dir() {
+        let message = format!("{} is a directory", path.display());
+        return Err(Failure::new(Code::Invalid, message)
+            .hint("leave --archive out to store an images directory"));
+    }
+    Ok((file, metadata.len()))
+}
+
+fn compression(
+    chosen: Option<CompressionName>,
+    path: &Path,
+) -> Result<ArchiveCompression, Failure> {
+    let by_name = || {
+        if is_standard(path) {
+            return Some(ArchiveCompression::None);
+        }
+        ArchiveCompression::of_name(path.file_name()?.to_str()?)
+    };
+    match chosen {
+        Some(CompressionName::None) => Ok(ArchiveCompression::None),
+        Some(CompressionName::Gzip) => Ok(ArchiveCompression::Gzip),
+        Some(CompressionName::Zstd) => Ok(ArchiveCompression::Zstd),
+        None => by_name().ok_or_else(|| {
+            Failure::new(
+                Code::Invalid,
+                format!("the name {} says no compression", path.display()),
+            )
+            .hint("end it with .tar, .tar.gz or .tar.zst, or pass --compress")
+        }),
+    }
+}
+
+/// Makes the private directory for the members: in memory, as the images hold secrets, or in `work_dir`.
+fn scratch(work_dir: Option<&Path>, purpose: &str, needed_bytes: u64) -> Result<Scratch, Failure> {
+    match work_dir {
+        None => Ok(Scratch::in_memory(purpose, needed_bytes)?),
+        Some(directory) => {
+            let directory = fs::canonicalize(directory)
+                .map_err(|error| Failure::io("use", directory, &error))?;
+            Ok(Scratch::within(&directory, purpose)?)
+        }
+    }
+}
+
+fn directory(scratch: &Scratch) -> Result<PathBuf, Failure> {
+    let made = scratch.subdirectory("images");
+    made.map_err(|error| Failure::io("create a directory in", scratch.path(), &error))
+}
+
+/// Returns the room for an unpacked archive, bytes.
+fn room(scratch: &Scratch, in_memory: bool) -> Result<u64, Failure> {
+    let path = scratch.path();
+    let stat =
+        rustix::fs::statvfs(path).map_err(|error| Failure::io("statvfs", path, &error.into()))?;
+    let mut free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
+    if in_memory {
+        // A tmpfs may be larger than the memory that is left.
+        let free_memory = available_memory().unwrap_or(free_bytes);
+        free_bytes = free_bytes.min(free_memory);
+    }
+    Ok(free_bytes.saturating_sub(SLACK_BYTES))
+}
+
+/// Returns `MemAvailable` of `/proc/meminfo`, bytes.
+fn available_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?;
+    Some(kib.saturating_mul(1024))
+}
+
+fn failure(error: ArchiveError, archive: &Path) -> Failure {
+    let message = format!("{}: {error}", archive.display());
+    match error {
+        ArchiveError::Interrupted => Failure::interrupted("interrupted"),
+        ArchiveError::Altered { .. } | ArchiveError::BadIndex => {
+            Failure::new(Code::Corrupt, message)
+                .hint("get an older generation, or look with permafrost verify")
+        }
+        ArchiveError::Io { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => {
+            Failure::new(Code::Unread, String::new())
+        }
+        ArchiveError::Io { source, .. } => {
+            let code = Failure::io("", archive, &source).code;
+            Failure::new(code, message)
+        }
+        ArchiveError::NoRoom { .. } => Failure::new(Code::NoSpace, message)
+            .hint("name a private directory with more room with --work-dir"),
+        ArchiveError::Compression { .. } => Failure::new(Code::Invalid, message)
+            .hint("decompress it, and pass it on standard input: --archive -"),
+        ArchiveError::Missing { .. } => Failure::new(Code::Invalid, message).hint(
+            "pass a file of podman container checkpoint --export, or of kubelet's checkpoint API",
+        ),
+        ArchiveError::PagesDiffer { .. } => Failure::new(Code::Invalid, message)
+            .hint("export a whole checkpoint: no pre-checkpoint, and without --with-previous"),
+        _ => Failure::new(Code::Invalid, message),
+    }
+}
+
+/// An archive that is read until an interrupt comes, also where nothing comes from a pipe.
+struct Input<'a, F> {
+    source: File,
+    interrupts: &'a Interrupts,
+    /// Receives the number of bytes of each read.
+    read: F,
+}
+
+impl<F: FnMut(u64)> Read for Input<'_, F> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if self.interrupts.came() {
+                return Err(io::Error::other(ArchiveError::Interrupted));
+            }
+            let tick = Timespec {
+                tv_sec: 0,
+                tv_nsec: TICK_NANOS,
+            };
+            let mut ready = [PollFd::new(&self.source, PollFlags::IN)];
+            match rustix::event::poll(&mut ready, Some(&tick)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let bytes = self.source.read(into)?;
+        (self.read)(bytes as u64);
+        Ok(bytes)
+    }
+}
