@@ -119,7 +119,10 @@ fn open(path: &Path) -> Arc<Region> {
 }
 
 fn start(dir: &Path, region: Arc<Region>) -> Arc<Store> {
-    let (catalog, _) = SledCatalog::open_or_replace(&dir.join("catalog")).expect("open catalog");
+    let catalog = timed("of that: open the catalog", || {
+        SledCatalog::open_or_replace(&dir.join("catalog")).expect("open catalog")
+    });
+    let (catalog, _) = catalog;
     let catalog = Positioned::new(Box::new(catalog), Arc::clone(&region));
     let place = RegionLocation {
         path: dir.join("region"),

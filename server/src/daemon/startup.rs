@@ -200,16 +200,19 @@ pub(super) fn open_store(config: &Config) -> Result<MeasuredStore, StartError> {
     // The catalog first: it knows whether there must be a region.
     let (catalog, opened, catalog_path) = open_catalog(config, keys.as_deref())?;
     let path = config.region_path();
-    let checkpoints = count(&catalog)?;
-    let gone = |is| StartError::RegionGone {
-        path: path.clone(),
-        is,
-        checkpoints,
-        catalog: catalog_path.clone(),
+    let lists_any = count(&catalog, 1)? > 0;
+    let gone = |is| match count(&catalog, usize::MAX) {
+        Ok(checkpoints) => StartError::RegionGone {
+            path: path.clone(),
+            is,
+            checkpoints,
+            catalog: catalog_path.clone(),
+        },
+        Err(error) => error.into(),
     };
     // Before it is opened, which writes to it.
     let admit = |summary: &RegionSummary| accept_loss(config, &path, &catalog, summary);
-    let (region, guarantee) = open_region(config, &path, checkpoints > 0, gone, admit)?;
+    let (region, guarantee) = open_region(config, &path, lists_any, gone, admit)?;
     if let Some(keys) = &keys {
         keys.attach(&region);
     }
@@ -324,12 +327,13 @@ fn accept_loss(
     Ok(())
 }
 
-/// Counts the records of a catalog.
-fn count(catalog: &dyn Catalog) -> Result<usize, CatalogError> {
-    let mut count = catalog.all_parked()?.len();
+/// Counts the records of a catalog, up to `most` sealed ones.
+fn count(catalog: &dyn Catalog, most: usize) -> Result<usize, CatalogError> {
+    let (mut count, mut sealed) = (catalog.all_parked()?.len(), 0);
     catalog.visit_sealed(("", 0), &mut |_| {
         count += 1;
-        true
+        sealed += 1;
+        sealed < most
     })?;
     Ok(count)
 }
