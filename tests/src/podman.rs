@@ -151,8 +151,9 @@ impl Podman {
     /// # Errors
     /// Fails with podman's own words.
     pub fn start_counting(&self, name: &str) -> Result<()> {
-        let counting =
-            "i=0; while :; do i=$((i+1)); echo $i > /count; /bin/busybox sleep 0.05; done";
+        // Renamed: whoever reads meanwhile finds one number or the next, and never an empty file.
+        let counting = "i=0; while :; do i=$((i+1)); echo $i > /next; /bin/busybox mv /next /count; \
+                        /bin/busybox sleep 0.05; done";
         self.run(&[
             "run",
             "--detach",
