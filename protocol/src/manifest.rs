@@ -113,6 +113,9 @@ pub enum Kind {
     PreDump = 1,
     /// Pages that CRIU closed and that are not adopted yet; not restorable before.
     Parked = 2,
+    /// Pages of one round of a pre-copy: the parent of the next round, or of the dump. It lasts as long as the control
+    /// connection that its session was opened on.
+    PreCopy = 3,
 }
 
 /// Host and process tree that a dump was taken from.

@@ -24,15 +24,17 @@ const BEGIN: &str = "<!-- generated: ";
 const END: &str = "<!-- end -->";
 
 /// Directories and files whose types the documents describe. One name means one type in them.
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 16] = [
     "protocol/src/control",
     "protocol/src/manifest.rs",
     "protocol/src/images/stats.rs",
+    "client/criu/src/rounds.rs",
     "client/terminal/src/failure.rs",
     "client/src/bin/permafrost/agent.rs",
     "client/src/bin/permafrost/api.rs",
     "client/src/bin/permafrost/arguments.rs",
     "client/src/bin/permafrost/cli.rs",
+    "client/src/bin/permafrost/dump/pre_copy.rs",
     "client/src/bin/permafrost/lazy.rs",
     "client/src/bin/permafrost/lend.rs",
     "client/src/bin/permafrost/pki.rs",

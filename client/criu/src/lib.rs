@@ -14,6 +14,7 @@ pub mod memory;
 pub mod options;
 pub mod origin;
 pub mod processes;
+pub mod rounds;
 mod run;
 pub mod scratch;
 pub mod source;

@@ -8,6 +8,7 @@ mod for_dumps;
 mod manage;
 mod output;
 mod pki;
+mod pre_copy;
 mod restore;
 mod tracking;
 mod transfer;

@@ -80,7 +80,7 @@ pub struct ListedCheckpoint {
     pub generation: u64,
     /// Id of the checkpoint, 32 hex digits.
     pub id: String,
-    /// `full` can be resumed, `pre-dump` is for others to build on.
+    /// `full` can be resumed, `pre-dump` is for others to build on, `pre-copy` is a round of a dump that is under way.
     pub kind: String,
     /// Time of the seal, milliseconds since the Unix epoch.
     pub created_unix_ms: u64,

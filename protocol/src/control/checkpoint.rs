@@ -67,7 +67,7 @@ pub struct Checkpoint {
     /// Checkpoint id, 32 hex digits.
     #[prost(string, tag = "3")]
     pub id: String,
-    /// `full`, `pre-dump` or `parked`.
+    /// `full`, `pre-dump`, `pre-copy` (a round of a dump that is under way) or `parked`.
     #[prost(string, tag = "4")]
     pub kind: String,
     /// Milliseconds since the Unix epoch.

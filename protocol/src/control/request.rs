@@ -100,6 +100,9 @@ pub struct Open {
     /// `all`, or empty for the node's default.
     #[prost(string, tag = "8")]
     pub durability: String,
+    /// True for a round of a pre-copy: a pre-dump whose checkpoint is removed when this control connection ends.
+    #[prost(bool, tag = "9")]
+    pub pre_copy: bool,
     /// Estimated size of the dump, bytes; 0 if unknown.
     #[prost(uint64, tag = "22")]
     pub expected_bytes: u64,

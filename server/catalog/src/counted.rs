@@ -10,6 +10,9 @@ use permafrost_retention::{Charged, charge};
 
 use super::{Around, Catalog, CatalogError, RegionPosition};
 
+/// Kind of the checkpoints that are rounds of a pre-copy, as records name it.
+pub const PRE_COPY: &str = "pre-copy";
+
 /// Checkpoints of a namespace on this node, parked ones included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
@@ -34,6 +37,8 @@ pub struct NamespaceSums(Mutex<Sums>);
 struct Sums {
     namespaces: HashMap<String, Stored>,
     kinds: BTreeMap<String, u64>,
+    /// Records of rounds of pre-copies, by job and generation: a few at most.
+    rounds: BTreeMap<(String, u64), Checkpoint>,
 }
 
 impl NamespaceSums {
@@ -54,6 +59,11 @@ impl NamespaceSums {
     /// Returns the number of records of each kind.
     pub fn kinds(&self) -> BTreeMap<String, u64> {
         self.sums().kinds.clone()
+    }
+
+    /// Returns the rounds of pre-copies, at a cost that does not depend on the number of other records.
+    pub fn rounds(&self) -> Vec<Checkpoint> {
+        self.sums().rounds.values().cloned().collect()
     }
 
     fn sums(&self) -> MutexGuard<'_, Sums> {
@@ -148,6 +158,10 @@ fn counts(record: &Checkpoint, around: &Around) -> (u64, u64, u64) {
 /// Adds a record to the sums. Parked pages without a job are in no namespace.
 fn add(sums: &mut Sums, record: &Checkpoint, around: &Around) {
     *sums.kinds.entry(record.kind.clone()).or_default() += 1;
+    if record.kind == PRE_COPY {
+        let place = (record.job.clone(), record.generation);
+        sums.rounds.insert(place, record.clone());
+    }
     if let Ok(namespace) = namespace_of(&record.job) {
         let (own, with, without) = counts(record, around);
         let sum = sums.namespaces.entry(namespace.to_owned()).or_default();
@@ -160,6 +174,9 @@ fn add(sums: &mut Sums, record: &Checkpoint, around: &Around) {
 fn subtract(sums: &mut Sums, record: &Checkpoint, around: &Around) {
     if let Some(count) = sums.kinds.get_mut(&record.kind) {
         *count = count.saturating_sub(1);
+    }
+    if record.kind == PRE_COPY {
+        sums.rounds.remove(&(record.job.clone(), record.generation));
     }
     let Ok(namespace) = namespace_of(&record.job) else {
         return;
@@ -298,6 +315,34 @@ mod tests {
         assert_eq!(order(&[2]), stored(96, 3));
         assert_eq!(order(&[4, 1, 2]), stored(92, 1));
         assert_eq!(order(&[4, 1, 2, 3]), stored(0, 0));
+    }
+
+    #[test]
+    fn rounds_of_pre_copies_are_known_without_a_pass_over_the_rest() {
+        let dir = tempfile::tempdir().unwrap();
+        let (sled, _) = SledCatalog::open_or_replace(&dir.path().join("catalog")).unwrap();
+        let counted = counted(Box::new(sled));
+        let round = |job: &str, generation| Checkpoint {
+            kind: PRE_COPY.to_owned(),
+            ..record(job, generation, 10)
+        };
+        counted.put(&record("a/x", 1, 10)).unwrap();
+        for (job, generation) in [("a/x", 2), ("a/x", 3), ("b", 1)] {
+            counted.put(&round(job, generation)).unwrap();
+        }
+        let names = |counted: &Counted| {
+            let rounds = counted.sums().rounds().into_iter();
+            let names: Vec<String> = rounds
+                .map(|round| format!("{}@{}", round.job, round.generation))
+                .collect();
+            names.join(" ")
+        };
+        assert_eq!(names(&counted), "a/x@2 a/x@3 b@1");
+        counted.remove(&round("a/x", 2)).unwrap();
+        counted.remove(&record("a/x", 1, 10)).unwrap();
+        // Of a catalog with records, too.
+        let again = super::tests::counted(counted.inner);
+        assert_eq!(names(&again), "a/x@3 b@1");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use permafrost_protocol::control::{Checkpoint, Checkpoints};
 
-pub use self::counted::{Counted, NamespaceSums, Stored};
+pub use self::counted::{Counted, NamespaceSums, PRE_COPY, Stored};
 pub use self::memory::MemoryCatalog;
 pub use self::part::{ListPart, ListPartError, in_list_order};
 pub use self::positioned::Positioned;

@@ -358,10 +358,11 @@ impl ClusteredStore {
         self.delete(&parked)
     }
 
-    /// Discards sessions and parked checkpoints that have outlived their retention: no client connected to, sealed
-    /// or adopted them.
+    /// Discards sessions, parked checkpoints and rounds of pre-copies that have outlived their retention: see
+    /// [`Store::expire`].
     pub fn expire(&self) {
-        self.local.expire(|parked| self.delete(parked));
+        let single_node = !self.is_clustered();
+        self.local.expire(single_node, |record| self.delete(record));
     }
 }
 

@@ -145,6 +145,7 @@ impl Backend for Local {
         let request = SessionRequest {
             job: open.job,
             pre_dump: open.pre_dump,
+            pre_copy: open.pre_copy,
             seal_follows: open.seal_follows,
             origin: open.origin,
             no_parent: open.no_parent,

@@ -236,7 +236,7 @@ impl Told<'_> {
             store.region().damaged().len() as u64,
         )?;
         self.media(store)?;
-        let mut kinds = zeros(&["full", "pre-dump", "parked", "unknown"]);
+        let mut kinds = zeros(&["full", "pre-dump", "pre-copy", "parked", "unknown"]);
         kinds.extend(store.count_kinds());
         self.gauges(
             "checkpoints",

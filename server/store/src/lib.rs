@@ -58,7 +58,7 @@ use permafrost_sharing::SharedPages;
 use self::jobs::JobLocks;
 use self::parking::{Parking, Quota};
 use permafrost_catalog::{
-    Catalog, CatalogError, Counted, NamespaceSums, add_missing, remove_stale,
+    Catalog, CatalogError, Counted, NamespaceSums, PRE_COPY, add_missing, remove_stale,
 };
 use permafrost_quotas::Quotas;
 
@@ -198,6 +198,8 @@ pub struct Store {
     /// Set once the checkpoints of earlier times are noted.
     sharing_known: OnceLock<()>,
     keys: Option<Arc<dyn DataKeys>>,
+    /// Ids of the rounds of pre-copies from before this daemon. Set when the catalog agrees with the region.
+    left_rounds: OnceLock<HashSet<String>>,
 }
 
 impl Store {
@@ -259,6 +261,7 @@ impl Store {
             sharing,
             sharing_known: OnceLock::new(),
             keys,
+            left_rounds: OnceLock::new(),
         };
         for (id, _, reason) in gone {
             store.set_aside_gone(id, reason);
@@ -287,6 +290,10 @@ impl Store {
             let (job, generation) = (&hidden.job, hidden.generation);
             tracing::error!(%id, %by, job, generation, "checkpoint is not listed: a later one has its number; it stays in the region");
         }
+        let rounds = store.stored.rounds().into_iter();
+        let _ = store
+            .left_rounds
+            .set(rounds.map(|round| round.id).collect());
         Ok(Arc::new(store))
     }
 
@@ -378,9 +385,14 @@ impl Store {
         }
     }
 
-    /// Discards sessions and parked checkpoints that have outlived their retention: no client connected to, sealed
-    /// or adopted them. `remove` removes a parked checkpoint.
-    pub fn expire(&self, remove: impl Fn(&control::Checkpoint) -> Result<(), StoreError>) {
+    /// Discards sessions, parked checkpoints and rounds of pre-copies that have outlived their retention: no client
+    /// connected to, sealed, adopted or continued them. With `single_node`, rounds from before the start of this
+    /// daemon are discarded at once: their connections have ended. `remove` removes a checkpoint.
+    pub fn expire(
+        &self,
+        single_node: bool,
+        remove: impl Fn(&control::Checkpoint) -> Result<(), StoreError>,
+    ) {
         let sessions: Vec<_> = self.sessions().values().cloned().collect();
         for session in sessions {
             if session.discard_if_idle(self.retention.idle_session) {
@@ -395,8 +407,13 @@ impl Store {
             }
         };
         // Adopted checkpoints need not be remembered.
-        let ids: HashSet<&str> = parked.iter().map(|record| record.id.as_str()).collect();
+        let rounds = self.stored.rounds();
+        let kept = parked.iter().chain(&rounds);
+        let ids: HashSet<&str> = kept.map(|record| record.id.as_str()).collect();
         self.parking.retain(&ids);
+        for round in rounds {
+            self.expire_round(&round, single_node, &remove);
+        }
         for parked in parked {
             if self.is_provisional(&parked.id) {
                 continue;
@@ -410,6 +427,32 @@ impl Store {
             }
         }
         self.parking.save_now_and_then();
+    }
+
+    /// Discards a round of a pre-copy whose connection has ended with a daemon. Any other is removed when its
+    /// connection ends.
+    fn expire_round(
+        &self,
+        round: &control::Checkpoint,
+        single_node: bool,
+        remove: impl Fn(&control::Checkpoint) -> Result<(), StoreError>,
+    ) {
+        let left =
+            single_node && (self.left_rounds.get()).is_some_and(|left| left.contains(&round.id));
+        let (job, generation) = (&round.job, round.generation);
+        if self.is_provisional(&round.id)
+            || !left && self.parked_for(&round.id) < self.retention.idle_session
+        {
+            return;
+        }
+        tracing::warn!(
+            job,
+            generation,
+            "round of a pre-copy discarded: its dump has ended"
+        );
+        if let Err(error) = remove(round) {
+            tracing::error!(job, generation, %error, "round of a pre-copy not discarded");
+        }
     }
 
     /// Returns the client that brought the pages of a session that is parked here, as its manifest records it; `None`
@@ -610,6 +653,7 @@ fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Full => "full",
         Kind::PreDump => "pre-dump",
+        Kind::PreCopy => PRE_COPY,
         Kind::Parked => "parked",
     }
 }

@@ -113,10 +113,10 @@ impl Store {
         } = dump;
         let images = store_small(images, &mut shadow, tap_of(&mut follower))?;
         sealing.images_are_in()?;
-        let kind = if session.request.pre_dump {
-            Kind::PreDump
-        } else {
-            Kind::Full
+        let kind = match (session.request.pre_copy, session.request.pre_dump) {
+            (true, _) => Kind::PreCopy,
+            (false, true) => Kind::PreDump,
+            (false, false) => Kind::Full,
         };
         check_images_fit(kind, &images, &spaces)?;
         let contents = DumpContents {
@@ -435,7 +435,7 @@ pub(super) fn check_images_fit(
     if !images.iter().any(|image| image.name == "inventory.img") {
         return Err(ImagesError::NoInventory);
     }
-    if kind == Kind::PreDump {
+    if matches!(kind, Kind::PreDump | Kind::PreCopy) {
         return Ok(());
     }
     let described = processes_of(images.iter().map(|image| image.name.as_str()));

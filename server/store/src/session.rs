@@ -37,6 +37,8 @@ pub struct SessionRequest {
     pub job: String,
     /// True for a dump by `criu pre-dump`.
     pub pre_dump: bool,
+    /// True for a round of a pre-copy, which is a pre-dump.
+    pub pre_copy: bool,
     /// True if a seal follows CLOSE, so that CLOSE need not park the pages.
     pub seal_follows: bool,
     /// Facts about the dump's origin.

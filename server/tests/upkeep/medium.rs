@@ -19,6 +19,7 @@ fn request(job: &str) -> SessionRequest {
     SessionRequest {
         job: job.to_owned(),
         pre_dump: false,
+        pre_copy: false,
         seal_follows: true,
         origin: None,
         no_parent: false,

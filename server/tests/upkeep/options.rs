@@ -46,6 +46,7 @@ fn a_dump_that_would_record_such_an_option_is_refused_while_its_task_runs() {
     let request = SessionRequest {
         job: "job".to_owned(),
         pre_dump: false,
+        pre_copy: false,
         seal_follows: true,
         origin: asking_for("--config=/tmp/c"),
         no_parent: false,
@@ -82,6 +83,7 @@ fn an_adoption_keeps_allowed_options_and_the_client_that_brought_the_pages() {
         let request = SessionRequest {
             job: String::new(),
             pre_dump: false,
+            pre_copy: false,
             seal_follows: false,
             origin: None,
             no_parent: true,

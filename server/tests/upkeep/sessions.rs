@@ -1,4 +1,4 @@
-//! Operations that wait for each other when a session ends.
+//! Operations that wait for each other when a session ends, and rounds of pre-copies that outlive their session.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use permafrost_criu::frontend::PageSink;
+use permafrost_protocol::pageserver::PE_PRESENT;
+use permafrost_store::SessionRequest;
 
-use super::site::{LIMIT, Site};
+use super::site::{LIMIT, Site, address, images, page, space};
 
 /// The release of a job's lock asks the registry, which may be slow. Queries of the sessions do not wait for it, and
 /// so neither do other dumps.
@@ -50,5 +52,39 @@ fn a_registry_that_hangs_holds_up_nobody_who_looks_at_sessions() {
             let (sessions, receiving) = answered.expect(ending);
             assert_eq!((sessions, receiving), (1, false), "{ending}");
         });
+    }
+}
+
+/// Another node of a cluster may be in the middle of the pre-copy whose rounds are stored here.
+#[test]
+fn a_round_that_nobody_removes_is_kept_for_as_long_as_an_idle_session() {
+    let patient = Site::clustered();
+    let impatient = Site::with(16 << 20, |parts| {
+        parts.retention.idle_session = Duration::ZERO;
+    });
+    for (site, left) in [(patient, 2), (impatient, 1)] {
+        site.dump("job", 0..4);
+        let request = SessionRequest {
+            job: "job".to_owned(),
+            pre_dump: true,
+            pre_copy: true,
+            seal_follows: true,
+            origin: None,
+            no_parent: false,
+            parent_images: true,
+            from_here: true,
+            taken_by: "node".to_owned(),
+        };
+        let session = site.store.open_session(request).unwrap();
+        let mut sink = session.start(site.store.local(), Box::new(|| {})).unwrap();
+        sink.open(space()).unwrap();
+        sink.pages(address(9), PE_PRESENT, &page(9)).unwrap();
+        sink.close().unwrap();
+        let round = site.store.seal_session(&session.id, images()).unwrap();
+        assert_eq!(round.kind, "pre-copy");
+        site.store.expire();
+        let listed = site.store.list(None).unwrap();
+        assert_eq!(listed.len(), left, "{listed:?}");
+        assert_eq!(listed[0].kind, "full");
     }
 }

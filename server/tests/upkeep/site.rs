@@ -213,6 +213,7 @@ impl Site {
         let request = SessionRequest {
             job: job.to_owned(),
             pre_dump: false,
+            pre_copy: false,
             seal_follows,
             origin: None,
             no_parent: false,

@@ -34,7 +34,7 @@ struct Scenario {
 }
 
 /// Scenarios, in the order in which they run.
-const SCENARIOS: [Scenario; 8] = [
+const SCENARIOS: [Scenario; 9] = [
     Scenario {
         name: "stock-criu",
         device: Device::Nvdimm,
@@ -43,6 +43,12 @@ const SCENARIOS: [Scenario; 8] = [
     },
     Scenario {
         name: "dax-dump",
+        device: Device::Nvdimm,
+        continues: false,
+        cut_at: None,
+    },
+    Scenario {
+        name: "pre-copy",
         device: Device::Nvdimm,
         continues: false,
         cut_at: None,

@@ -52,8 +52,7 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, stream: &UnixStream) {
             return;
         }
     };
-    // Sessions that end with this connection.
-    let mut bound = Vec::new();
+    let mut bound = Bound::default();
     loop {
         match framing::recv::<Request>(stream) {
             Ok(Some((request, fds))) => {
@@ -61,9 +60,8 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, stream: &UnixStream) {
                     shared,
                     stream,
                     client: &client,
-                    bound: &mut bound,
                 };
-                let body = handler.answer(request, fds.into_iter().next());
+                let body = handler.answer(&mut bound, request, fds.into_iter().next());
                 if let Err(error) = framing::send(stream, &Reply { body: Some(body) }, &[]) {
                     tracing::debug!(%error, "reply not sent");
                     break;
@@ -76,9 +74,81 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, stream: &UnixStream) {
             }
         }
     }
-    for session in bound {
-        // Sealed ones are gone already.
-        shared.backend.drop_session(&session);
+    bound.end(&*shared.backend, &client);
+}
+
+/// Sessions and checkpoints that end with a connection.
+#[derive(Default)]
+struct Bound {
+    sessions: Vec<String>,
+    /// Sessions that are rounds of a pre-copy.
+    rounds: Vec<String>,
+    /// Checkpoints of the rounds that were sealed, as `JOB@GENERATION`.
+    sealed_rounds: Vec<String>,
+}
+
+impl Bound {
+    /// Returns true if the reply to a request can change what ends with its connection.
+    fn is_noted(body: &request::Body) -> bool {
+        use request::Body::{Open, Remove, Seal};
+        matches!(body, Open(_) | Seal(_) | Remove(_))
+    }
+
+    /// Records what a request has changed.
+    fn note(&mut self, body: &request::Body, answered: &reply::Body) {
+        match (body, answered) {
+            (request::Body::Open(open), reply::Body::SessionOpened(opened)) => {
+                if open.bound_to_connection {
+                    self.sessions.push(opened.session.clone());
+                }
+                if open.pre_copy {
+                    self.rounds.push(opened.session.clone());
+                }
+            }
+            (request::Body::Seal(seal), reply::Body::Checkpoint(sealed))
+                if self.rounds.contains(&seal.session) =>
+            {
+                let name = format!("{}@{}", sealed.job, sealed.generation);
+                self.sealed_rounds.push(name);
+            }
+            (request::Body::Remove(remove), reply::Body::Done(_)) => {
+                self.sealed_rounds
+                    .retain(|round| *round != remove.checkpoint);
+            }
+            _ => {}
+        }
+    }
+
+    /// Discards everything: the client has ended or has given up.
+    fn end<B: Backend>(self, backend: &B, client: &Client) {
+        for session in self.sessions {
+            // Sealed ones are gone already.
+            backend.drop_session(&session);
+        }
+        for round in self.sealed_rounds {
+            let remove = request::Remove {
+                checkpoint: round,
+                // What is restored never depends on it.
+                last: true,
+                ..request::Remove::default()
+            };
+            let body = request::Body::Remove(remove.clone());
+            let trail = backend.trail(client, &body);
+            let removed = backend
+                .remove(&remove)
+                .map(|count| reply::Body::Done(control::Done { count }));
+            if let Some(trail) = trail {
+                trail(removed.as_ref());
+            }
+            if let Err(error) = removed {
+                let error = error.message;
+                tracing::warn!(
+                    round = remove.checkpoint,
+                    error,
+                    "round of a pre-copy not removed"
+                );
+            }
+        }
     }
 }
 
@@ -86,11 +156,10 @@ struct Handler<'a, B> {
     shared: &'a Arc<Shared<B>>,
     stream: &'a UnixStream,
     client: &'a Client,
-    bound: &'a mut Vec<String>,
 }
 
 impl<B: Backend> Handler<'_, B> {
-    fn answer(self, request: Request, fd: Option<OwnedFd>) -> reply::Body {
+    fn answer(self, bound: &mut Bound, request: Request, fd: Option<OwnedFd>) -> reply::Body {
         if request.version != control::VERSION {
             let version = request.version;
             return reply::Body::Error(RequestError::Version { version }.into());
@@ -99,7 +168,11 @@ impl<B: Backend> Handler<'_, B> {
             return reply::Body::Error(RequestError::Unknown.into());
         };
         let trail = self.shared.backend.trail(self.client, &body);
+        let noted = Bound::is_noted(&body).then(|| body.clone());
         let answered = self.dispatch(body, fd);
+        if let (Some(body), Ok(answered)) = (noted, &answered) {
+            bound.note(&body, answered);
+        }
         if let Some(trail) = trail {
             trail(answered.as_ref());
         }
@@ -223,9 +296,6 @@ impl<B: Backend> Handler<'_, B> {
                 return Err(endpoints::failed("listen for the session")(error).into());
             }
         };
-        if bound_to_connection {
-            self.bound.push(session.id().to_owned());
-        }
         let (parent_generation, parent_origin) = session.parent();
         Ok(control::SessionOpened {
             session: session.id().to_owned(),

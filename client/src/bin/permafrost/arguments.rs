@@ -48,7 +48,7 @@ pub(crate) fn checkpoint_name(name: &str) -> Result<String, CheckpointRefError> 
 }
 
 /// Priority and deadline in a queue of dumps or restores.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct TurnArguments {
     /// From 0, the lowest, to 11: those of a higher one go first.
     #[arg(long, value_name = "0..11", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=11))]

@@ -335,6 +335,9 @@ fn human_detail(detail: &Detail) -> String {
 fn kind(checkpoint: &Checkpoint, manifest: &Manifest) -> String {
     match manifest.kind() {
         Kind::PreDump => "pre-dump: memory only, makes the next dump shorter".to_owned(),
+        Kind::PreCopy => {
+            "pre-copy: round of a dump that is under way, removed when that ends".to_owned()
+        }
         Kind::Parked => "parked: give it a job with permafrost adopt".to_owned(),
         Kind::Full => checkpoint.kind.clone(),
     }

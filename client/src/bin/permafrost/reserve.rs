@@ -76,7 +76,7 @@ pub(crate) struct ReserveArguments {
 }
 
 /// Source of a reservation's token. The token is never an argument: every user of a machine can read those.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ReservationArguments {
     /// Take the place that was reserved under the token in this file, `-` for standard input [default: the token in the
     /// variable PERMAFROST_RESERVATION].

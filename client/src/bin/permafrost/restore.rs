@@ -15,7 +15,7 @@ use permafrost_criu::options::{Operation, PassedOn};
 use permafrost_criu::origin::ProcessStat;
 use permafrost_criu::scratch::Scratch;
 use permafrost_criu::{Criu, CriuRun, Finished, processes};
-use permafrost_protocol::control::{Checkpoint, request};
+use permafrost_protocol::control::{Checkpoint, Detail, ErrorCode, request};
 use permafrost_protocol::images::RestoreStats;
 use permafrost_protocol::manifest::{Manifest, SpaceType};
 use permafrost_terminal::context::Context;
@@ -23,7 +23,7 @@ use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
 use permafrost_terminal::table::facts;
-use permafrost_transport::control::ControlError;
+use permafrost_transport::control::{Connection, ControlError};
 use rustix::process::{Pid, WaitOptions};
 use serde::Serialize;
 
@@ -32,6 +32,9 @@ use crate::delivery::{self, Delivered, Delivery, Tasks, Wanted};
 use crate::lazy::{LazyOptions, LazyReport};
 use crate::trust::{self, Rule};
 use crate::words::name_of;
+
+/// Number of generations that are looked through for one that is no round of a pre-copy: more than a pre-copy has.
+const MOST_SKIPPED: usize = 16;
 
 pub(crate) const RESTORE_EXAMPLES: &str = "\
 The images are built in memory and removed when CRIU is done. CRIU options of the dump that the restore \
@@ -143,6 +146,33 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
     context.print(&report, human_report)
 }
 
+/// Requests a checkpoint. If a job's newest is a round of a dump that is under way or was broken off, it is the newest
+/// before those rounds.
+fn show(connection: &mut Connection, reference: &str) -> Result<Detail, ControlError> {
+    let show = |reference: String| request::Show {
+        checkpoint: reference,
+    };
+    let newest = connection.call(show(reference.to_owned()))?;
+    let generation = match &newest.checkpoint {
+        Some(round) if round.kind == "pre-copy" && !reference.contains('@') => round.generation,
+        _ => return Ok(newest),
+    };
+    for before in (1..generation).rev().take(MOST_SKIPPED) {
+        match connection.call(show(format!("{reference}@{before}"))) {
+            Err(ControlError::Refused {
+                code: ErrorCode::NotFound,
+                ..
+            }) => {}
+            Ok(Detail {
+                checkpoint: Some(round),
+                ..
+            }) if round.kind == "pre-copy" => {}
+            older => return older,
+        }
+    }
+    Ok(newest)
+}
+
 /// Restores and prints nothing. With `--foreground`, the restored process is a child of this one, and the
 /// caller waits for it.
 pub(crate) fn bring_back(
@@ -156,10 +186,7 @@ pub(crate) fn bring_back(
     let mut connection = context.connect()?;
     interrupts.end(&connection)?;
 
-    let detail = connection
-        .call(request::Show {
-            checkpoint: arguments.checkpoint.clone(),
-        })
+    let detail = show(&mut connection, &arguments.checkpoint)
         .map_err(|error| interrupts.explain(error.into()))?;
     let checkpoint = detail.checkpoint.clone();
     let checkpoint = checkpoint

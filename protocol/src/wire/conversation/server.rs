@@ -333,7 +333,9 @@ fn check_names(commit: &Commit) -> Result<(), ConversationError> {
     let parked = commit.generation == 0 && commit.job.is_empty();
     match manifest::Kind::try_from(commit.kind) {
         Ok(manifest::Kind::Parked) if parked => Ok(()),
-        Ok(manifest::Kind::Full | manifest::Kind::PreDump) if named => Ok(()),
+        Ok(manifest::Kind::Full | manifest::Kind::PreDump | manifest::Kind::PreCopy) if named => {
+            Ok(())
+        }
         Ok(_) => Err(bad("job", &commit.job)),
         Err(_) => Err(bad("kind", &commit.kind.to_string())),
     }

@@ -249,6 +249,7 @@ impl Site {
         let request = SessionRequest {
             job: JOB.to_owned(),
             pre_dump: false,
+            pre_copy: false,
             seal_follows: true,
             origin: None,
             no_parent: true,

@@ -32,6 +32,7 @@ pub(crate) fn request(job: &str, seal_follows: bool) -> SessionRequest {
     SessionRequest {
         job: job.to_owned(),
         pre_dump: false,
+        pre_copy: false,
         seal_follows,
         origin: None,
         no_parent: false,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use permafrost_criu::FreezeLimit;
 
+use super::pre_copy::{Part, parse_limit};
 use crate::arguments::{Durability, TurnArguments, job_name};
 
 pub(crate) const DUMP_EXAMPLES: &str = "\
@@ -21,12 +22,13 @@ Examples:
     permafrost dump --pid 4242 --job train
     permafrost dump --pid 4242 --job train --leave-running        a checkpoint of a process that goes on
     permafrost dump --pid $! --job build --shell-job              started from this shell
+    permafrost dump --pid 4242 --job train --pre-copy             a shorter freeze: most is copied before it
     permafrost dump --pid 4242 --job web --tcp-established
     permafrost dump --pid 4242 --job web --priority 9 --deadline 30s     before others, where several wait
     permafrost dump --pid 4242 --job train -- --ghost-limit 64M   any option of CRIU
 ";
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct DumpArguments {
     /// Root of the process tree.
     #[arg(long, short)]
@@ -41,6 +43,22 @@ pub(crate) struct DumpArguments {
     /// Needs soft-dirty bits in the kernel.
     #[arg(long)]
     pub(crate) pre_dump: bool,
+    /// Copy the memory while the process runs, in rounds of which each copies what was modified since the one before,
+    /// then freeze it for the rest: until the rounds stop becoming smaller, N at most. Needs soft-dirty bits in the
+    /// kernel; without them the dump says so and is taken at once.
+    #[arg(
+        long,
+        value_name = "N",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "10",
+        value_parser = parse_limit,
+        conflicts_with = "pre_dump"
+    )]
+    pub(crate) pre_copy: Option<u32>,
+    /// Part of the dump with `--pre-copy` that these arguments are for.
+    #[arg(skip)]
+    pub(super) part: Part,
     /// Keep established TCP connections.
     #[arg(long)]
     pub(crate) tcp_established: bool,
@@ -72,6 +90,25 @@ pub(crate) struct DumpArguments {
     /// Options for CRIU.
     #[arg(last = true, value_name = "CRIU ARGS")]
     pub(crate) criu_arguments: Vec<String>,
+}
+
+impl DumpArguments {
+    /// Returns the arguments for a part of a dump with `--pre-copy`.
+    pub(super) fn part_of_pre_copy(&self, part: Part) -> Self {
+        let mut arguments = self.clone();
+        arguments.pre_copy = None;
+        arguments.part = part;
+        if let Part::Round(number) = part {
+            arguments.pre_dump = true;
+            // CRIU's log and statistics of each round.
+            if let Some(work_dir) = &mut arguments.work_dir {
+                work_dir.push(format!("round-{number}"));
+            }
+        }
+        // The first round stores everything; the parts after it are compared with that.
+        arguments.full = self.full && !part.is_later();
+        arguments
+    }
 }
 
 /// Parses a freeze limit of the command line.

@@ -11,6 +11,8 @@
 //!
 //! A pre-dump calls no scripts, and ends no task: this command seals it after CRIU has ended.
 //!
+//! With `--pre-copy`, pre-dumps come before the dump: `pre_copy`.
+//!
 //! The control connection stays open for the whole dump, and the session is bound to it: however this command
 //! ends, no unfinished session is left.
 
@@ -19,6 +21,7 @@ mod conclude;
 mod dependencies;
 mod guard;
 mod incomplete;
+mod pre_copy;
 mod report;
 mod run;
 
@@ -108,6 +111,19 @@ pub(crate) fn take(
     arguments: &DumpArguments,
     interrupts: impl FnOnce() -> Result<Interrupts, Failure>,
 ) -> Result<Report, Failure> {
+    match arguments.pre_copy {
+        Some(limit) => pre_copy::take(context, arguments, limit, interrupts),
+        None => take_part(context, arguments, interrupts).map(|(report, _)| report),
+    }
+}
+
+/// Takes a dump without rounds before it, or one part of a dump with them. Returns the connection, too: a round lasts as
+/// long as that.
+fn take_part(
+    context: &Context,
+    arguments: &DumpArguments,
+    interrupts: impl FnOnce() -> Result<Interrupts, Failure>,
+) -> Result<(Report, Connection), Failure> {
     let started = Instant::now();
     let mut plan = Plan::new(context, arguments)?;
     let interrupts = interrupts()?;
@@ -136,11 +152,13 @@ pub(crate) fn take(
         ));
     }
     let elapsed = started.elapsed();
-    context.tell_took(&request::Took {
-        checkpoint: sealed.checkpoint.id.clone(),
-        restored: false,
-        elapsed_us: human::whole_micros(elapsed.saturating_sub(waited)),
-    });
+    if !arguments.part.is_round() {
+        context.tell_took(&request::Took {
+            checkpoint: sealed.checkpoint.id.clone(),
+            restored: false,
+            elapsed_us: human::whole_micros(elapsed.saturating_sub(waited)),
+        });
+    }
     let report = Report {
         stats: report::read_stats(&sealed.finished.work_dir),
         total_us: human::whole_micros(elapsed),
@@ -149,6 +167,7 @@ pub(crate) fn take(
         incremental: sealed.checkpoint.parent_generation > 0,
         clean_pages_left_out: plan.parent.is_some(),
         checkpoint: sealed.checkpoint,
+        pre_copy: None,
         restore_needs: plan.passed_on.with_counterpart(),
         log: arguments.work_dir.is_some().then_some(sealed.finished.log),
     };
@@ -156,7 +175,7 @@ pub(crate) fn take(
         plan.wait_for_the_end(&places);
     }
     drop(places.scratch);
-    Ok(report)
+    Ok((report, connection))
 }
 
 /// Refuses a tree that is too large for a checkpoint, while it still runs.
@@ -177,7 +196,7 @@ impl<'a> Plan<'a> {
         if arguments.tcp_established {
             passed_on.add("tcp-established");
         }
-        let tracked = passed_on.take("track-mem") | arguments.pre_dump;
+        let tracked = passed_on.take("track-mem") | arguments.pre_dump | arguments.part.is_later();
         let criu = Criu::new(arguments.criu.clone());
         let mut origin = origin::collect(arguments.pid)?;
         let usage = processes::usage(&processes::tree(arguments.pid))?;

@@ -9,6 +9,7 @@ use permafrost_terminal::human;
 use permafrost_terminal::table::facts;
 use serde::Serialize;
 
+use super::pre_copy::PreCopy;
 use crate::inspect::copies;
 use crate::words::name_of;
 
@@ -30,6 +31,9 @@ pub(crate) struct Report {
     pub(super) incremental: bool,
     /// True if clean pages were not even sent, by soft-dirty bits.
     pub(super) clean_pages_left_out: bool,
+    /// Rounds while the processes ran, with `--pre-copy`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) pre_copy: Option<PreCopy>,
     /// Options for which a restore has to be given a counterpart.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) restore_needs: Vec<String>,
@@ -79,6 +83,10 @@ pub(super) fn human_report(report: &Report) -> String {
                 },
             ),
             ("copies", copies(checkpoint)),
+            (
+                "pre-copy",
+                report.pre_copy.as_ref().map(rounds).unwrap_or_default(),
+            ),
             ("frozen", us(|stats| stats.frozen_time)),
             (
                 "of that",
@@ -111,4 +119,20 @@ pub(super) fn human_report(report: &Report) -> String {
             ),
         ],
     )
+}
+
+fn rounds(pre_copy: &PreCopy) -> String {
+    match (&pre_copy.not_done, pre_copy.ended) {
+        (None, Some(ended)) => format!(
+            "{} in {} while the process ran; {}",
+            human::count(
+                pre_copy.rounds.len().try_into().unwrap_or(u64::MAX),
+                "round",
+                "rounds"
+            ),
+            human::micros(pre_copy.rounds.iter().map(|round| round.total_us).sum()),
+            ended.describe(),
+        ),
+        (why, _) => format!("not done: {}", why.as_deref().unwrap_or_default()),
+    }
 }

@@ -66,7 +66,11 @@ impl Plan<'_> {
         let run = self.criu_run(&order, places, &guarded, previous.as_deref(), socket)?;
         let running = run.start(&self.criu)?;
         let guard = running.pid();
-        let mut watch = Watch::new(self.context, &opened.session, &self.arguments.job);
+        let mut watch = Watch::new(
+            self.context,
+            &opened.session,
+            self.arguments.part.label(&self.arguments.job),
+        );
         let mut passed_on = 0;
         let finished = running.wait(TICK, || {
             let came = interrupts.count();
@@ -93,6 +97,7 @@ impl Plan<'_> {
         let open = request::Open {
             job: self.arguments.job.clone(),
             pre_dump: self.arguments.pre_dump,
+            pre_copy: self.arguments.part.is_round(),
             // After a pre-dump too: nothing dies of one, and its pages are never left parked.
             seal_follows: true,
             origin: Some(self.origin_now()),
@@ -102,12 +107,16 @@ impl Plan<'_> {
             durability: Durability::word(self.arguments.durability),
             priority: turn.priority,
             deadline_ms: turn.deadline_ms(),
-            reservation: turn.reservation.token()?,
+            // A reservation is used up by the first round, which brings the most.
+            reservation: match self.arguments.part.is_later() {
+                true => String::new(),
+                false => turn.reservation.token()?,
+            },
             ..request::Open::default()
         };
         let mut queue = QueueDisplay::new(
             self.context,
-            format!("dump {}", self.arguments.job),
+            self.arguments.part.label(&self.arguments.job),
             "dumps",
             "; the process runs on",
         );
@@ -230,11 +239,11 @@ struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    fn new(context: &'a Context, session: &'a str, job: &str) -> Self {
+    fn new(context: &'a Context, session: &'a str, label: String) -> Self {
         Self {
             context,
             session,
-            progress: ProgressDisplay::new(context, format!("dump {job}")),
+            progress: ProgressDisplay::new(context, label),
             connection: None,
             given_up: false,
             ticks: 0,
