@@ -74,7 +74,7 @@ check "its pid is free again" within 10 gone
 # A twentieth modified each second; the figures are for people: an emulated machine has no speed to check.
 export PERMAFROST_CRIU=/usr/sbin/criu
 check "room for the next" permafrost rm guest --all
-start_workload --size-mib 160 --modify-percent 5
+start_workload --size-mib 96 --modify-percent 5
 frozen() { json_number frozen_time <"$1"; }
 modify_each_second() { while kill -USR1 "$PID" 2>/dev/null; do sleep 1; done; }
 modify_each_second &
