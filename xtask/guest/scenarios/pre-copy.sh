@@ -58,7 +58,7 @@ check "rounds of a killed daemon are removed" within 60 lists_nothing
 
 # Rounds until the modified tenth stops shrinking.
 rm -f /tmp/rounds
-check "dump with pre-copy" eval 'permafrost --json dump --pid "$PID" --job guest --pre-copy >/tmp/dump 2>/tmp/dump.err'
+check "dump with pre-copy" eval 'permafrost --json dump --pid "$PID" --job guest --pre-copy >/tmp/dump'
 cat /tmp/dump
 check "it has two rounds" [ "$(cat /tmp/rounds)" = 2 ]
 check "the modified set stopped shrinking" eval 'json_has ended not-shrinking </tmp/dump'
@@ -81,7 +81,7 @@ modify_each_second &
 MODIFIES=$!
 check "plain dump" eval 'permafrost --json dump --pid "$PID" --job figures --full --leave-running >/tmp/plain'
 check "room for the one after it" permafrost rm figures --all
-check "dump of a process that is modified" eval 'permafrost --json dump --pid "$PID" --job figures --full --pre-copy >/tmp/copied 2>/tmp/copied.err'
+check "dump of a process that is modified" eval 'permafrost --json dump --pid "$PID" --job figures --full --pre-copy >/tmp/copied'
 kill $MODIFIES
 cat /tmp/copied
 echo "FIGURES frozen: plain $(frozen /tmp/plain) us, after pre-copy $(frozen /tmp/copied) us, $(json_number pages_written </tmp/copied) of $(json_number pages_written </tmp/plain) pages"
