@@ -202,6 +202,8 @@ const MEANINGLESS: &[&str] = &[
     "Restoring FAILED",
     "Pre-dumping FAILED",
     "One of more action scripts failed",
+    // Options of TCP, on the AF_UNIX socket that pages are sent over: CRIU up to 3.17 takes that for an error.
+    "Unable to restore TCP_",
 ];
 
 /// Finds the cause in CRIU's log, in its console output before there was a log, or in its exit status.

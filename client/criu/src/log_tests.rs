@@ -336,3 +336,16 @@ fn shared_memory_of_system_v_outside_of_an_ipc_namespace() {
         "unshare --ipc",
     );
 }
+
+#[test]
+fn pages_that_permafrostd_refuses_to_criu_3_17() {
+    // In Debian 12, on Linux 6.1.
+    let digest = failed(
+        "(00.061034) Error (criu/net.c:3553): Unable to restore TCP_CORK (1): Operation not supported\n\
+         (00.061210) Error (criu/net.c:3559): Unable to restore TCP_NODELAY (1): Operation not supported\n\
+         (01.330514) Error (criu/page-xfer.c:241): page-xfer: Can't write pages to socket: Broken pipe\n\
+         (01.331846) Error (criu/page-xfer.c:199): page-xfer: Can't send PSI 4132 to server: Broken pipe\n",
+    );
+    assert!(digest.blames_page_server, "{digest:?}");
+    assert!(digest.reason.starts_with("page-xfer: "), "{digest:?}");
+}
