@@ -83,7 +83,7 @@ check "plain dump" eval 'permafrost --json dump --pid "$PID" --job figures --ful
 check "room for the one after it" permafrost rm figures --all
 check "dump of a process that is modified" eval 'permafrost --json dump --pid "$PID" --job figures --full --pre-copy >/tmp/copied'
 kill $MODIFIES
-cat /tmp/copied
+cat /tmp/plain /tmp/copied
 echo "FIGURES frozen: plain $(frozen /tmp/plain) us, after pre-copy $(frozen /tmp/copied) us, $(json_number pages_written </tmp/copied) of $(json_number pages_written </tmp/plain) pages"
 check "restore of the process that was modified" permafrost restore figures
 check "it is sound" verify
