@@ -165,6 +165,7 @@ impl Bench {
         let request = SessionRequest {
             job: JOB.to_owned(),
             pre_dump: false,
+            pre_copy: false,
             seal_follows: true,
             origin: None,
             no_parent: false,
