@@ -2,16 +2,26 @@
 //!
 //! CRIU runs the script at every stage of a dump or a restore, without arguments. The script acts on `post-dump`
 //! only, where the tasks are still frozen and every image is written. It seals the session that PERMAFROST_SESSION
-//! names, or the file beside the images if the environment is missing; with PERMAFROST_JOB it adopts for that job the
-//! anonymous session that fits the images directory. If that fails it exits non-zero, so that CRIU rolls the dump
-//! back and the tasks continue. A daemon that does not answer by PERMAFROST_SEAL_BY has failed: the freeze ends then.
+//! names, or the file beside the images if the environment is missing; with PERMAFROST_JOB it stores the images for
+//! that job: a directory that has its pages is imported, for one whose pages went to the page server the anonymous
+//! session that fits is adopted. If that fails it exits non-zero, so that CRIU rolls the dump back and the tasks
+//! continue. A daemon that does not answer by PERMAFROST_SEAL_BY has failed: the freeze ends then.
+//!
+//! Called as `permafrost-hook`, which `permafrost install-criu-hooks` makes a link to it, it stores the dumps that
+//! neither variable names, too, under the names of [`name`].
+//!
+//! Several configuration files and options may each name a script, and CRIU runs them all: the one that comes second
+//! finds the verdict of the first, and repeats it.
+//!
 //! Everything here happens while the tasks are frozen: no argument parser, no logger.
 
 #![forbid(unsafe_code)]
 
+mod name;
+
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,9 +29,13 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
-use permafrost_criu::handover;
+use permafrost_criu::directory::ImagesDir;
+use permafrost_criu::origin::ProcessStat;
 use permafrost_criu::verdict::{self, SealBy, Verdict};
+use permafrost_criu::{FreezeLimit, handover};
 use permafrost_protocol::control::{ErrorCode, request};
+use permafrost_protocol::images::ImageName;
+use permafrost_protocol::manifest::SpaceType;
 use permafrost_transport::control::{Connection, ControlError, DEFAULT_SOCKET, SOCKET_VARIABLE};
 
 /// CRIU's variable for the stage.
@@ -33,12 +47,24 @@ const IMAGES_VARIABLE: &str = "CRTOOLS_IMAGE_DIR";
 /// Time for reading an answer that has already arrived.
 const GRACE: Duration = Duration::from_millis(100);
 
+/// Name under which the program stores every dump.
+const HOOK_NAME: &str = "permafrost-hook";
+
+/// File in the images directory in which the hook leaves its verdict: what the checkpoint is called. No image.
+const HOOK_VERDICT: &str = "permafrost.verdict";
+
+/// Longest verdict read, bytes.
+const MAX_VERDICT_BYTES: u64 = 64 << 10;
+
 fn main() -> ExitCode {
     if env::var_os(ACTION_VARIABLE).is_none_or(|action| action != "post-dump") {
         return ExitCode::SUCCESS;
     }
+    let is_hook = env::args_os()
+        .next()
+        .is_some_and(|program| Path::new(&program).file_name() == Some(HOOK_NAME.as_ref()));
     let mut session = env::var(verdict::SESSION_VARIABLE).unwrap_or_default();
-    let job = env::var(verdict::JOB_VARIABLE).unwrap_or_default();
+    let mut job = env::var(verdict::JOB_VARIABLE).unwrap_or_default();
     let mut socket =
         env::var_os(SOCKET_VARIABLE).map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from);
     let mut seal_by = env::var(verdict::SEAL_BY_VARIABLE)
@@ -52,11 +78,21 @@ fn main() -> ExitCode {
         (session, socket, seal_by) = (handover.session, handover.socket, handover.seal_by);
         verdict_file = Some(handover.verdict);
     }
-    if session.is_empty() && job.is_empty() {
-        // The action script is installed for every dump of the machine, and this dump was not started by
-        // `permafrost`.
-        return ExitCode::SUCCESS;
+    let directory = images.as_ref().ok().filter(|_| is_hook);
+    if let Some(earlier) = earlier(verdict_file.as_ref(), directory) {
+        // Another script of this dump was first.
+        return exit_code(&earlier);
     }
+    if session.is_empty() && job.is_empty() {
+        if !is_hook {
+            // The action script is installed for every dump of the machine, and this dump was not started by
+            // `permafrost`.
+            return ExitCode::SUCCESS;
+        }
+        job = name::of_dump();
+        seal_by = seal_by.or_else(|| limit(directory?));
+    }
+    let target = directory.and_then(|images| images.try_clone().ok());
     let verdict = match images {
         Ok(images) => decide(seal_by, move || seal(&images, &socket, session, job)),
         Err(error) => Verdict::refused(&error),
@@ -66,10 +102,99 @@ fn main() -> ExitCode {
     if let Err(error) = tell(&verdict, verdict_file) {
         eprintln!("permafrost-action: write the verdict: {error}");
     }
+    if let Some(target) = target
+        && let Err(error) = leave(&verdict, &target)
+    {
+        eprintln!("permafrost-action: write {HOOK_VERDICT}: {error}");
+    }
+    exit_code(&verdict)
+}
+
+fn exit_code(verdict: &Verdict) -> ExitCode {
     match verdict {
         Verdict::Sealed { .. } => ExitCode::SUCCESS,
         Verdict::Refused { .. } => ExitCode::FAILURE,
     }
+}
+
+/// Returns the verdict of a script that has run for this dump already: in the file of the handover or of the
+/// environment, or, from a hook, in the images directory.
+fn earlier(handover: Option<&File>, images: Option<&File>) -> Option<Verdict> {
+    let told = match (handover, env::var_os(verdict::VARIABLE)) {
+        // It is open for writing only.
+        (Some(file), _) => File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+            .ok()
+            .and_then(|mut file| read(&mut file)),
+        (None, Some(path)) => File::open(path).ok().and_then(|mut file| read(&mut file)),
+        (None, None) => None,
+    };
+    told.or_else(|| {
+        let directory = ImagesDir::new(images?.try_clone().ok()?.into()).ok()?;
+        read(&mut directory.open(HOOK_VERDICT).ok()?)
+    })
+}
+
+/// Reads a verdict, unless it is on another dump: who names a file for verdicts may name it again for the next dump.
+fn read(file: &mut File) -> Option<Verdict> {
+    let mut text = String::new();
+    file.take(MAX_VERDICT_BYTES)
+        .read_to_string(&mut text)
+        .ok()?;
+    let is_own = text.lines().next_back() == Some(&*dump_line()?);
+    if is_own { text.parse().ok() } else { None }
+}
+
+/// Returns the last line of a verdict: CRIU's pid and start time, which no other dump has had since the machine's start.
+fn dump_line() -> Option<String> {
+    let directory = env::var(IMAGES_VARIABLE).ok()?;
+    let pid = directory
+        .strip_prefix("/proc/")?
+        .split('/')
+        .next()?
+        .parse()
+        .ok()?;
+    let stat = ProcessStat::read(pid).ok()?;
+    Some(format!("dump {pid} {}", stat.start_ticks))
+}
+
+fn encode(verdict: &Verdict) -> String {
+    let mut text = verdict.encode();
+    if let Some(line) = dump_line() {
+        text.push_str(&line);
+        text.push('\n');
+    }
+    text
+}
+
+/// Leaves the verdict on a stored dump in the images directory.
+fn leave(verdict: &Verdict, images: &File) -> io::Result<()> {
+    if matches!(verdict, Verdict::Refused { .. }) {
+        return Ok(());
+    }
+    let directory = ImagesDir::new(images.try_clone()?.into()).map_err(io::Error::other)?;
+    match directory.remove(HOOK_VERDICT) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = directory.create(HOOK_VERDICT).map_err(io::Error::other)?;
+    file.write_all(encode(verdict).as_bytes())
+}
+
+/// Returns the time at which a hook gives up: `permafrost dump` would allow as much for the pages in the directory.
+fn limit(images: &File) -> Option<SealBy> {
+    let directory = ImagesDir::new(images.try_clone().ok()?.into()).ok()?;
+    let names = directory.files().ok()?;
+    let pages = names
+        .iter()
+        .filter(|name| matches!(ImageName::parse(name), ImageName::Pages(_)));
+    let bytes = pages.fold(0_u64, |sum, name| {
+        let metadata = directory
+            .open(name)
+            .ok()
+            .and_then(|file| file.metadata().ok());
+        sum.saturating_add(metadata.map_or(0, |metadata| metadata.len()))
+    });
+    Some(SealBy::after(FreezeLimit::for_memory(bytes).time()))
 }
 
 /// Returns the verdict of `seal`, or that it came too late. A separate thread waits for the daemon: a connection to a
@@ -111,7 +236,7 @@ fn tell(verdict: &Verdict, beside: Option<File>) -> io::Result<()> {
             .open(path)?,
         (None, None) => return Ok(()),
     };
-    file.write_all(verdict.encode().as_bytes())
+    file.write_all(encode(verdict).as_bytes())
 }
 
 fn open_images() -> Result<File, ControlError> {
@@ -126,7 +251,7 @@ fn open_images() -> Result<File, ControlError> {
     })
 }
 
-/// Seals the session, or adopts the anonymous one that fits.
+/// Seals the session, or imports the directory for the job, or adopts the anonymous session that fits.
 fn seal(
     images: &File,
     socket: &Path,
@@ -135,16 +260,38 @@ fn seal(
 ) -> Result<Verdict, ControlError> {
     let start = Instant::now();
     let mut connection = Connection::connect(socket)?;
-    let checkpoint = if session.is_empty() {
+    let directory = Some(images.as_fd());
+    let checkpoint = if !session.is_empty() {
+        let seal = request::Seal { session };
+        connection.call_with(seal, directory, &mut |_| {})?
+    } else if has_pages(images) {
+        let import = request::Import {
+            job,
+            ..request::Import::default()
+        };
+        connection.call_with(import, directory, &mut |_| {})?
+    } else {
         let adopt = request::Adopt {
             session,
             job,
             ..request::Adopt::default()
         };
-        connection.call_with(adopt, Some(images.as_fd()), &mut |_| {})?
-    } else {
-        let seal = request::Seal { session };
-        connection.call_with(seal, Some(images.as_fd()), &mut |_| {})?
+        connection.call_with(adopt, directory, &mut |_| {})?
     };
     Ok(Verdict::sealed(&checkpoint, start.elapsed()))
+}
+
+/// Returns true if the pages of a process are in the directory, and not with a page server.
+fn has_pages(images: &File) -> bool {
+    let directory = images
+        .try_clone()
+        .ok()
+        .and_then(|images| ImagesDir::new(images.into()).ok());
+    let names = directory
+        .and_then(|directory| directory.files().ok())
+        .unwrap_or_default();
+    names.iter().any(|name| match ImageName::parse(name) {
+        ImageName::Pagemap(space) => space.space_type == SpaceType::Process,
+        _ => false,
+    })
 }

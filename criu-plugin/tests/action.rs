@@ -242,3 +242,89 @@ fn without_an_environment_the_file_beside_the_images_names_the_session() {
     );
     assert!(matches!(verdict(scratch), Verdict::Sealed { .. }));
 }
+
+/// Runs the action script under the name by which it stores every dump.
+fn run_hook(directory: &Path, variables: &[(&str, &str)]) -> Output {
+    let hook = directory.join("permafrost-hook");
+    if !hook.exists() {
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_permafrost-action"), &hook).unwrap();
+    }
+    let images = directory.join("images");
+    fs::create_dir_all(&images).unwrap();
+    fs::write(images.join("inventory.img"), "").unwrap();
+    // As CRIU names it.
+    let open = fs::File::open(&images).unwrap();
+    let link = format!("/proc/{}/fd/{}", std::process::id(), open.as_raw_fd());
+    Command::new(hook)
+        .env_clear()
+        .env("CRTOOLS_SCRIPT_ACTION", "post-dump")
+        .env("CRTOOLS_IMAGE_DIR", link)
+        .env("CRTOOLS_INIT_PID", std::process::id().to_string())
+        .env("PERMAFROST_SOCKET", directory.join("control.sock"))
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn a_hook_stores_a_dump_that_nobody_has_named() {
+    let directory = tempfile::tempdir().unwrap();
+    // Pages that are with the page server are adopted.
+    let serving = daemon(directory.path(), sealed());
+    let output = run_hook(directory.path(), &[]);
+    assert!(output.status.success(), "{output:?}");
+    let name = match serving.join().unwrap() {
+        (request::Body::Adopt(adopt), true) => adopt.job,
+        other => panic!("{other:?}"),
+    };
+    // This process and the hook are in one cgroup.
+    assert!(
+        name.ends_with(&format!("pid-{}", std::process::id())),
+        "{name}"
+    );
+
+    // CRIU runs two scripts if two files name one: the second repeats what the first has done, and asks nobody.
+    let output = run_hook(directory.path(), &[]);
+    assert!(output.status.success(), "{output:?}");
+    let of_dump = directory.path().join("images/permafrost.verdict");
+    let verdict: Verdict = fs::read_to_string(&of_dump).unwrap().parse().unwrap();
+    assert!(matches!(verdict, Verdict::Sealed { .. }));
+
+    // The next dump into the same directory is another one; and pages in the directory are imported.
+    let text = fs::read_to_string(&of_dump).unwrap();
+    let line = text.lines().next_back().unwrap();
+    fs::write(&of_dump, text.replace(line, "dump 1 1")).unwrap();
+    fs::write(directory.path().join("images/pagemap-1.img"), "").unwrap();
+    fs::remove_file(directory.path().join("control.sock")).unwrap();
+    let serving = daemon(directory.path(), sealed());
+    let output = run_hook(directory.path(), &[("PERMAFROST_JOB", "train")]);
+    assert!(output.status.success(), "{output:?}");
+    match serving.join().unwrap() {
+        (request::Body::Import(import), true) => assert_eq!(import.job, "train"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_second_script_repeats_the_verdict_on_a_session() {
+    let directory = tempfile::tempdir().unwrap();
+    let verdict_file = directory.path().join("verdict");
+    let named = [
+        ("PERMAFROST_SESSION", "5e55"),
+        ("PERMAFROST_VERDICT", verdict_file.to_str().unwrap()),
+    ];
+    let serving = daemon(directory.path(), sealed());
+    assert!(run_hook(directory.path(), &named).status.success());
+    serving.join().unwrap();
+    // The session is no more: who asked again would be refused, and CRIU would roll back a dump that is sealed.
+    assert!(run_hook(directory.path(), &named).status.success());
+    assert!(matches!(verdict(directory.path()), Verdict::Sealed { .. }));
+    // A verdict on an earlier dump is none on this one.
+    let text = fs::read_to_string(&verdict_file).unwrap();
+    let line = text.lines().next_back().unwrap().to_owned();
+    fs::write(&verdict_file, text.replace(&line, "dump 1 1")).unwrap();
+    fs::remove_file(directory.path().join("images/permafrost.verdict")).unwrap();
+    assert!(!run_hook(directory.path(), &named).status.success());
+    assert!(matches!(verdict(directory.path()), Verdict::Refused { .. }));
+    assert!(!run_hook(directory.path(), &named).status.success());
+}

@@ -1,6 +1,7 @@
 //! Paths of the binaries under test.
 
-use std::path::PathBuf;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail};
@@ -57,4 +58,20 @@ pub fn path(name: &str) -> Result<PathBuf> {
         );
     }
     Ok(path)
+}
+
+/// Makes a directory `plugins` under `dir` for `criu dump -L`: the plugin, and the link by which it finds
+/// `permafrost-action`. Returns its path.
+///
+/// # Errors
+/// Fails when one of the two has not been built.
+pub fn install_plugin(dir: &Path) -> Result<PathBuf> {
+    let action = path("permafrost-action")?;
+    // It is built as a dependency of the program, so cargo leaves it there.
+    let plugin = path("deps/libpermafrost_plugin.so")?;
+    let plugins = dir.join("plugins");
+    std::fs::create_dir(&plugins).context("make a directory for the plugin")?;
+    std::fs::copy(plugin, plugins.join("permafrost.so")).context("copy the plugin")?;
+    symlink(action, plugins.join("permafrost-hook")).context("link the action script")?;
+    Ok(plugins)
 }

@@ -154,3 +154,76 @@ fn the_action_script_seals_a_container_or_lets_it_live() {
     daemon.run(&["get", "web", text(&back)]).unwrap();
     restore(&container, &back, &work);
 }
+
+/// Settings by name: annotations of a bundle, or variables of a command.
+type Settings = Vec<(&'static str, String)>;
+
+/// Checkpoints a container with nothing but the annotations and variables of `prepare`, and has runc restore what the
+/// store has.
+fn store_by_itself(test: &str, prepare: impl FnOnce(&Path, &Daemon) -> (Settings, Settings)) {
+    let Some(criu) = criu::for_test(test).filter(|_| runc::for_test(test)) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(dir.path(), &Options::default()).unwrap();
+    let (annotations, variables) = prepare(dir.path(), &daemon);
+    let annotations: Vec<_> = annotations
+        .iter()
+        .map(|(name, value)| (*name, value.as_str()))
+        .collect();
+    let container = Container::run(dir.path(), &criu, &annotations).unwrap();
+    wait_for_count(&container, 1);
+    let [images, work, back] = ["images", "work", "back"].map(|name| dir.path().join(name));
+    let checkpoint = |socket: &Path, images: &Path| {
+        let arguments = [
+            "checkpoint",
+            "--image-path",
+            text(images),
+            "--work-path",
+            text(&work),
+            container.name(),
+        ];
+        let mut command = container.command(&arguments);
+        command
+            .env("PERMAFROST_SOCKET", socket)
+            .envs(variables.clone());
+        command.status().unwrap()
+    };
+    assert!(!checkpoint(&dir.path().join("nowhere"), &dir.path().join("refused")).success());
+    assert_eq!(
+        container.status().unwrap(),
+        "running",
+        "nobody has stored it"
+    );
+    let status = checkpoint(&daemon.control(), &images);
+    assert!(status.success(), "{}", tail(&work.join("dump.log")));
+    // The container's id is the name of its cgroup.
+    std::fs::remove_dir_all(&images).unwrap();
+    daemon.run(&["get", container.name(), text(&back)]).unwrap();
+    restore(&container, &back, &work);
+}
+
+#[test]
+fn runc_needs_a_line_of_configuration_and_nothing_else() {
+    let test = "runc_needs_a_line_of_configuration_and_nothing_else";
+    store_by_itself(test, |dir, daemon| {
+        // CRIU reads it as it reads /etc/criu/default.conf, which is every test's.
+        let configuration = dir.join(".criu");
+        daemon
+            .run(&["install-criu-hooks", "--dir", text(&configuration)])
+            .unwrap();
+        (Vec::new(), vec![("HOME", text(dir).to_owned())])
+    });
+}
+
+#[test]
+fn runc_needs_the_plugin_and_nothing_else() {
+    let test = "runc_needs_the_plugin_and_nothing_else";
+    store_by_itself(test, |dir, _| {
+        let libraries = binaries::install_plugin(dir).unwrap();
+        (
+            Vec::new(),
+            vec![("CRIU_LIBS_DIR", text(&libraries).to_owned())],
+        )
+    });
+}

@@ -24,7 +24,7 @@ const BEGIN: &str = "<!-- generated: ";
 const END: &str = "<!-- end -->";
 
 /// Directories and files whose types the documents describe. One name means one type in them.
-const SOURCES: [&str; 16] = [
+const SOURCES: [&str; 17] = [
     "protocol/src/control",
     "protocol/src/manifest.rs",
     "protocol/src/images/stats.rs",
@@ -35,6 +35,7 @@ const SOURCES: [&str; 16] = [
     "client/src/bin/permafrost/arguments.rs",
     "client/src/bin/permafrost/cli.rs",
     "client/src/bin/permafrost/dump/pre_copy.rs",
+    "client/src/bin/permafrost/hooks.rs",
     "client/src/bin/permafrost/lazy.rs",
     "client/src/bin/permafrost/lend.rs",
     "client/src/bin/permafrost/pki.rs",
@@ -44,7 +45,7 @@ const SOURCES: [&str; 16] = [
 ];
 
 /// Commands that print an object with `--json`, the file of its type (empty: one of [`SOURCES`]), and the type.
-const OBJECTS: [(&str, &str, &str); 25] = [
+const OBJECTS: [(&str, &str, &str); 26] = [
     ("`ls`", "", "Checkpoints"),
     ("`show`", "", "Detail"),
     ("`put`, `pin`, `unpin`, `adopt`", "", "Checkpoint"),
@@ -70,6 +71,7 @@ const OBJECTS: [(&str, &str, &str); 25] = [
     ),
     ("`node rebuild`", "", "Rebuilt"),
     ("`open`", "", "SessionOpened"),
+    ("`install-criu-hooks`", "", "HookChanges"),
     ("`status`", "", "ServerStatus"),
     (
         "`dump`",

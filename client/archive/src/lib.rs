@@ -20,6 +20,7 @@
 
 mod compression;
 mod error;
+mod files;
 mod index;
 mod pack;
 mod pages;
@@ -31,6 +32,7 @@ mod tests;
 
 pub use compression::ArchiveCompression;
 pub use error::ArchiveError;
+pub use files::{input, pack_into_file, room};
 pub use index::INDEX_NAME;
 pub use pack::{Packed, pack};
 pub use unpack::{ArchiveLimits, Unpacked, unpack};

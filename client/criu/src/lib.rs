@@ -8,6 +8,7 @@ mod freeze;
 pub mod frontend;
 mod guard;
 pub mod handover;
+pub mod hooks;
 pub mod lazy;
 mod log;
 pub mod memory;

@@ -5,6 +5,7 @@ mod asking;
 mod dump;
 mod fake;
 mod for_dumps;
+mod hooks;
 mod manage;
 mod output;
 mod pki;

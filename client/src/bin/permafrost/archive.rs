@@ -4,12 +4,12 @@
 //! an images directory, and knows no archives.
 
 use std::fs::{self, File};
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use permafrost_archive::{ArchiveCompression, ArchiveError, ArchiveLimits, INDEX_NAME, Packed};
+use permafrost_archive::{ArchiveCompression, ArchiveError, ArchiveLimits, INDEX_NAME};
 use permafrost_criu::scratch::Scratch;
 use permafrost_protocol::control::{Detail, Exported, request};
 use permafrost_terminal::context::Context;
@@ -18,21 +18,11 @@ use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
 use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
 use permafrost_terminal::table::facts;
-use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::transfer::{GetArguments, PutArguments, import, open_directory};
 use crate::words::name_of;
 
-/// Interval at which interrupts are polled while nothing comes from a pipe, nanoseconds: 250 ms.
-const TICK_NANOS: i64 = 250_000_000;
-
-/// Room that is left free beside an unpacked archive, bytes: for its index, and for others.
-const SLACK_BYTES: u64 = 64 << 20;
-
-/// Bytes read and written at once.
-const BUFFER_BYTES: usize = 256 << 10;
-
-/// ArchiveCompression of an archive that is written.
+/// Compression of an archive that is written.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum CompressionName {
     /// A plain tar
@@ -61,18 +51,14 @@ pub(crate) fn put(
         total_bytes,
     )?;
     let images = directory(&scratch)?;
-    let limits = ArchiveLimits::with_room(room(&scratch, arguments.work_dir.is_none())?);
-    let mut done_bytes = 0;
-    let input = Input {
-        source: input,
-        interrupts: &interrupts,
-        read: |bytes| {
-            done_bytes += bytes;
-            progress.update(done_bytes, total_bytes);
-        },
-    };
-    let input = BufReader::with_capacity(BUFFER_BYTES, input);
-    permafrost_archive::unpack(input, &images, &limits).map_err(|error| failure(error, archive))?;
+    let failed = |error| failure(error, archive);
+    let room = permafrost_archive::room(scratch.path(), arguments.work_dir.is_none());
+    let limits = ArchiveLimits::with_room(room.map_err(failed)?);
+    let input = permafrost_archive::input(input, |done_bytes| {
+        progress.update(done_bytes, total_bytes);
+        !interrupts.came()
+    });
+    permafrost_archive::unpack(input, &images, &limits).map_err(failed)?;
     drop(progress);
     import(context, &interrupts, arguments, &open_directory(&images)?)
 }
@@ -133,21 +119,21 @@ pub(crate) fn get(
         progress.update(bytes, needed_bytes);
         !interrupts.came()
     };
-    let mut pack = |output: &mut dyn Write| {
-        let output = BufWriter::with_capacity(BUFFER_BYTES, output);
-        permafrost_archive::pack(&images, compression, output, &mut step).map_err(|error| {
-            match error {
-                ArchiveError::NoArchive => no_archive(&name),
-                error => failure(error, archive),
-            }
-        })
+    let failed = |error| match error {
+        ArchiveError::NoArchive => no_archive(&name),
+        error => failure(error, archive),
     };
     if to_stdout {
-        let packed = pack(&mut io::stdout().lock())?;
-        context.remark(&format!("{name}: {} written", human::bytes(packed.bytes)));
+        let output = io::BufWriter::new(io::stdout().lock());
+        let packed = permafrost_archive::pack(&images, compression, output, &mut step);
+        let bytes = packed.map_err(failed)?.bytes;
+        context.remark(&format!("{name}: {} written", human::bytes(bytes)));
         return Ok(());
     }
-    let packed = into_file(archive, arguments.force, &mut pack)?;
+    let force = arguments.force;
+    let packed =
+        permafrost_archive::pack_into_file(&images, compression, archive, force, &mut step);
+    let packed = packed.map_err(failed)?;
     drop(progress);
     let exported = Exported {
         files: packed.files,
@@ -157,32 +143,6 @@ pub(crate) fn get(
     context.print(&exported, |exported| {
         human_archived(exported, &name, archive)
     })
-}
-
-/// Writes a file beside `path`, readable by its owner only, and gives it its name when it is complete.
-fn into_file(
-    path: &Path,
-    force: bool,
-    write: &mut dyn FnMut(&mut dyn Write) -> Result<Packed, Failure>,
-) -> Result<Packed, Failure> {
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let made = tempfile::Builder::new()
-        .prefix(".permafrost-")
-        .tempfile_in(parent);
-    let mut file = made.map_err(|error| Failure::io("create a file in", parent, &error))?;
-    let packed = write(file.as_file_mut())?;
-    let named = if force {
-        file.persist(path)
-    } else {
-        file.persist_noclobber(path)
-    };
-    match named {
-        Ok(_) => Ok(packed),
-        Err(error) => Err(Failure::io("write", path, &error.error)),
-    }
 }
 
 /// Returns the size of all that an export writes, bytes; `None` for a checkpoint that was not stored from an archive.
@@ -286,30 +246,6 @@ fn directory(scratch: &Scratch) -> Result<PathBuf, Failure> {
     made.map_err(|error| Failure::io("create a directory in", scratch.path(), &error))
 }
 
-/// Returns the room for an unpacked archive, bytes.
-fn room(scratch: &Scratch, in_memory: bool) -> Result<u64, Failure> {
-    let path = scratch.path();
-    let stat =
-        rustix::fs::statvfs(path).map_err(|error| Failure::io("statvfs", path, &error.into()))?;
-    let mut free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
-    if in_memory {
-        // A tmpfs may be larger than the memory that is left.
-        let free_memory = available_memory().unwrap_or(free_bytes);
-        free_bytes = free_bytes.min(free_memory);
-    }
-    Ok(free_bytes.saturating_sub(SLACK_BYTES))
-}
-
-/// Returns `MemAvailable` of `/proc/meminfo`, bytes.
-fn available_memory() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?;
-    Some(kib.saturating_mul(1024))
-}
-
 fn failure(error: ArchiveError, archive: &Path) -> Failure {
     let message = format!("{}: {error}", archive.display());
     match error {
@@ -335,36 +271,5 @@ fn failure(error: ArchiveError, archive: &Path) -> Failure {
         ArchiveError::PagesDiffer { .. } => Failure::new(Code::Invalid, message)
             .hint("export a whole checkpoint: no pre-checkpoint, and without --with-previous"),
         _ => Failure::new(Code::Invalid, message),
-    }
-}
-
-/// An archive that is read until an interrupt comes, also where nothing comes from a pipe.
-struct Input<'a, F> {
-    source: File,
-    interrupts: &'a Interrupts,
-    /// Receives the number of bytes of each read.
-    read: F,
-}
-
-impl<F: FnMut(u64)> Read for Input<'_, F> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        loop {
-            if self.interrupts.came() {
-                return Err(io::Error::other(ArchiveError::Interrupted));
-            }
-            let tick = Timespec {
-                tv_sec: 0,
-                tv_nsec: TICK_NANOS,
-            };
-            let mut ready = [PollFd::new(&self.source, PollFlags::IN)];
-            match rustix::event::poll(&mut ready, Some(&tick)) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => {}
-                Ok(_) => break,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let bytes = self.source.read(into)?;
-        (self.read)(bytes as u64);
-        Ok(bytes)
     }
 }

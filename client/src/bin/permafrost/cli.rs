@@ -108,6 +108,9 @@ pub(crate) enum Command {
     /// Give the pages of a bare `criu --page-server` a job.
     #[command(after_help = crate::manage::ADOPT_EXAMPLES)]
     Adopt(crate::manage::AdoptArguments),
+    /// Have every CRIU of this machine store its dumps.
+    #[command(after_help = crate::hooks::HOOKS_EXAMPLES)]
+    InstallCriuHooks(crate::hooks::HooksArguments),
     /// Open a session for `criu --page-server`.
     #[command(after_help = crate::manage::OPEN_EXAMPLES)]
     Open(crate::manage::OpenArguments),

@@ -13,6 +13,7 @@ mod delivery;
 mod deny;
 mod dump;
 mod gc;
+mod hooks;
 mod inspect;
 mod keys;
 mod lazy;
@@ -71,6 +72,7 @@ fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
         Command::Cost(arguments) => cost::cost(context, &arguments),
         Command::Plan(arguments) => plan::plan(context, &arguments),
         Command::Token(arguments) => token::token(context, &arguments),
+        Command::InstallCriuHooks(arguments) => hooks::install(context, &arguments),
         Command::Pki(arguments) => pki::pki(context, &arguments),
         Command::Bench(arguments) => permafrost_bench::bench(context, &arguments),
         Command::Verify(arguments) => transfer::verify(context, &arguments),
