@@ -38,8 +38,8 @@ const SOURCES: [&str; 17] = [
     "client/src/bin/permafrost/hooks.rs",
     "client/src/bin/permafrost/lazy.rs",
     "client/src/bin/permafrost/lend.rs",
-    "client/src/bin/permafrost/pki.rs",
-    "client/src/bin/permafrost/token.rs",
+    "client/credentials/src/pki.rs",
+    "client/credentials/src/token.rs",
     "client/agent/src/host/arguments.rs",
     "server/src/main.rs",
 ];

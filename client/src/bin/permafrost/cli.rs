@@ -136,15 +136,15 @@ pub(crate) enum Command {
     /// Say whom to preempt and how, where to resume, where to put copies.
     Plan(Box<crate::plan::PlanArguments>),
     /// Make tokens for the HTTP API.
-    #[command(after_help = crate::token::TOKEN_EXAMPLES)]
-    Token(crate::token::TokenArguments),
+    #[command(after_help = permafrost_credentials::TOKEN_EXAMPLES)]
+    Token(permafrost_credentials::TokenArguments),
     /// Measure storage tiers, or a node.
     Bench(Box<permafrost_bench::BenchArguments>),
     /// Run Slurm jobs that survive preemption.
     #[command(after_help = crate::slurm::SLURM_EXAMPLES)]
     Slurm(crate::slurm::SlurmArguments),
     /// Make and rotate the certificates of nodes, agents and people.
-    Pki(crate::pki::PkiArguments),
+    Pki(permafrost_credentials::PkiArguments),
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ mod candidate;
 mod cli;
 mod cost;
 mod delivery;
-mod deny;
 mod dump;
 mod gc;
 mod hooks;
@@ -21,7 +20,6 @@ mod lend;
 mod manage;
 mod node;
 mod nodes;
-mod pki;
 mod plan;
 mod prune;
 mod region;
@@ -31,7 +29,6 @@ mod retention;
 mod scrub;
 mod slurm;
 mod status;
-mod token;
 mod transfer;
 mod trust;
 mod words;
@@ -71,9 +68,9 @@ fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
         Command::Nodes(arguments) => nodes::nodes(context, &arguments),
         Command::Cost(arguments) => cost::cost(context, &arguments),
         Command::Plan(arguments) => plan::plan(context, &arguments),
-        Command::Token(arguments) => token::token(context, &arguments),
+        Command::Token(arguments) => permafrost_credentials::token(context, &arguments),
         Command::InstallCriuHooks(arguments) => hooks::install(context, &arguments),
-        Command::Pki(arguments) => pki::pki(context, &arguments),
+        Command::Pki(arguments) => permafrost_credentials::pki(context, &arguments),
         Command::Bench(arguments) => permafrost_bench::bench(context, &arguments),
         Command::Verify(arguments) => transfer::verify(context, &arguments),
         Command::Scrub(arguments) => scrub::scrub(context, &arguments),

@@ -6,7 +6,8 @@ use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use serde::Serialize;
 
-pub(crate) const TOKEN_EXAMPLES: &str = "\
+/// Help text behind the options of `permafrost token`.
+pub const TOKEN_EXAMPLES: &str = "\
 The token itself is printed this once; nodes keep its hash. Without --namespace it is good for all jobs. Nodes read the \
 file of --api-tokens again when it changes: a line that is taken out is refused within a second.
 
@@ -15,8 +16,9 @@ Examples:
     permafrost token new --name slurm --scopes read,reserve --json | jq -r .line >> /etc/permafrost/api-tokens
 ";
 
+/// Arguments of `permafrost token`.
 #[derive(Debug, Args)]
-pub(crate) struct TokenArguments {
+pub struct TokenArguments {
     #[command(subcommand)]
     command: TokenCommand,
 }
@@ -49,7 +51,11 @@ struct New {
     line: String,
 }
 
-pub(crate) fn token(context: &Context, arguments: &TokenArguments) -> Result<(), Failure> {
+/// Runs `permafrost token`.
+///
+/// # Errors
+/// The failure of the command.
+pub fn token(context: &Context, arguments: &TokenArguments) -> Result<(), Failure> {
     match &arguments.command {
         TokenCommand::New(arguments) => {
             let new = new(arguments)?;

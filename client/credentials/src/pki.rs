@@ -16,8 +16,9 @@ use serde::Serialize;
 
 use crate::deny::{self, DenyArguments, ListArguments};
 
+/// Arguments of `permafrost pki`.
 #[derive(Debug, Args)]
-pub(crate) struct PkiArguments {
+pub struct PkiArguments {
     #[command(subcommand)]
     command: PkiCommand,
 }
@@ -163,7 +164,11 @@ struct Authorities {
     authorities: Vec<Ca>,
 }
 
-pub(crate) fn pki(context: &Context, arguments: &PkiArguments) -> Result<(), Failure> {
+/// Runs `permafrost pki`.
+///
+/// # Errors
+/// The failure of the command.
+pub fn pki(context: &Context, arguments: &PkiArguments) -> Result<(), Failure> {
     match &arguments.command {
         PkiCommand::Init(arguments) => init(context, arguments),
         PkiCommand::Issue(arguments) => issue(context, arguments),
