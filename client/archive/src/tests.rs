@@ -500,3 +500,33 @@ fn images_that_are_not_as_stored_make_no_archive() {
         Err(ArchiveError::NoArchive)
     ));
 }
+
+#[test]
+fn a_changed_byte_is_refused_or_comes_back_as_it_is() {
+    let tar = sound();
+    let check = |changed: &[u8], at: usize| {
+        if let Ok(directory) = take_apart(changed, ROOM) {
+            let images = directory.path().join("images");
+            let again = put_together(&images, ArchiveCompression::None).unwrap();
+            assert!(again == changed, "byte {at}");
+        }
+    };
+    for at in (0..tar.len()).step_by(257) {
+        let mut changed = tar.clone();
+        changed[at] ^= 0x55;
+        check(&changed, at);
+    }
+    // In the header of the second member, with a checksum that fits: what the fields say is believed.
+    let header_at = 512;
+    for at in 0..512 {
+        let mut changed = tar.clone();
+        changed[header_at + at] ^= 1;
+        let mut header = Header::new_old();
+        header
+            .as_mut_bytes()
+            .copy_from_slice(&changed[header_at..header_at + 512]);
+        header.set_cksum();
+        changed[header_at..header_at + 512].copy_from_slice(header.as_bytes());
+        check(&changed, header_at + at);
+    }
+}
