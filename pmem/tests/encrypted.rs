@@ -127,6 +127,8 @@ fn check(region: &Region, id: u64, salt: u64, parent: bool) {
     for run in map.runs().map(Result::unwrap) {
         map.check_checksums(&run).unwrap();
         let bytes = map.read(&run).unwrap();
+        let crcs: Vec<u32> = bytes.chunks(PAGE_SIZE).map(crc32fast::hash).collect();
+        assert_eq!(map.checksums(&run).unwrap(), crcs);
         for bytes in bytes.chunks(PAGE_SIZE) {
             let salt = if next % 5 == 1 && parent {
                 next

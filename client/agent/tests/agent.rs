@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use permafrost_agent::remote::MapDigest;
+use permafrost_agent::remote::{MapDigest, OutlineEncoder, OutlinePages};
 use permafrost_agent::{Agent, AgentOptions, StorageNode, host};
 use permafrost_identity::{Authority, CertificateOrder, DENIED, DenyList, Namespaces, Peer, Role};
 use permafrost_protocol::PAGE_SIZE;
@@ -87,6 +87,8 @@ struct Fake {
     breaks_after: Option<usize>,
     /// Page in which the node flips a bit.
     flips: Option<usize>,
+    /// True if the checksums that it sends are of the flipped bit, too.
+    lies: bool,
     /// Name of the image in which the node flips a bit.
     spoils: Option<&'static str>,
     /// Number of pages sent.
@@ -107,6 +109,24 @@ fn refusal(message: impl ToString) -> control::Error {
     }
 }
 
+/// Sends the positions and checksums of pages.
+fn outline(memory: &[u8], frames: &mut dyn FrameSink) -> Result<(), peer::PeerError> {
+    let mut send = |bytes: &[u8]| {
+        let len_bytes = bytes.len() as u64;
+        frames.push(Kind::ImageData, 0, 0, len_bytes, bytes)
+    };
+    let mut encoder = OutlineEncoder::default();
+    for (page, index) in memory.chunks(PAGE_SIZE).zip(FIRST..) {
+        let crc = [crc32fast::hash(page)];
+        let pages = match page.iter().all(|byte| *byte == 0) {
+            true => OutlinePages::Zero(1),
+            false => OutlinePages::Stored(&crc),
+        };
+        encoder.push(index, FLAGS, pages, &mut send)?;
+    }
+    encoder.finish(&mut send)
+}
+
 impl Fake {
     fn pages(&self, request: &wire::Fetch, frames: &mut dyn FrameSink) -> Result<(), String> {
         let failed = |error: peer::PeerError| error.to_string();
@@ -115,25 +135,30 @@ impl Fake {
             let pages = u32::try_from(pages).unwrap();
             frames.push(kind, FLAGS, pages, index, payload)
         };
-        if let Some(page) = self.flips {
-            memory[page * PAGE_SIZE + 99] ^= 16;
-        }
         frames
             .push(Kind::Space, 0, 65_537, PID, &[])
             .map_err(failed)?;
-        if !request.runs_only {
-            self.begun_at.lock().push(request.from_index);
+        if request.outline_only && !self.lies {
+            return outline(&memory, frames).map_err(failed);
         }
+        if let Some(page) = self.flips {
+            memory[page * PAGE_SIZE + 99] ^= 16;
+        }
+        if request.outline_only {
+            return outline(&memory, frames).map_err(failed);
+        }
+        self.begun_at.lock().push(request.from_index);
         for (n, run) in memory.chunks(RUN * PAGE_SIZE).enumerate() {
             let index = FIRST + (n * RUN) as u64;
             if index < request.from_index {
                 continue;
             }
             let pages = run.len() / PAGE_SIZE;
+            if request.pages > 0 && index + pages as u64 > request.from_index + request.pages {
+                break;
+            }
             if run.iter().all(|byte| *byte == 0) {
                 push(frames, Kind::Zero, pages, index, &[]).map_err(failed)?;
-            } else if request.runs_only {
-                push(frames, Kind::Parent, pages, index, &[]).map_err(failed)?;
             } else {
                 if self.breaks_after.is_some_and(|after| n >= after) {
                     // A refusal overtakes pages that are on their way.
@@ -300,6 +325,14 @@ impl Site {
 
     /// Exports the checkpoint into a new directory.
     fn export(&self, name: &str) -> Result<control::Exported, ControlError> {
+        self.export_part(name, false)
+    }
+
+    fn export_part(
+        &self,
+        name: &str,
+        without_lazy_pages: bool,
+    ) -> Result<control::Exported, ControlError> {
         let out = self.out(name);
         std::fs::create_dir(&out).unwrap();
         let directory = File::open(&out).unwrap();
@@ -308,6 +341,7 @@ impl Site {
         connection.call_with(
             request::Export {
                 checkpoint: "job".to_owned(),
+                without_lazy_pages,
                 ..Default::default()
             },
             Some(directory.as_fd()),
@@ -413,6 +447,25 @@ fn damaged_pages_are_refused_and_nothing_is_left() {
         assert_eq!(code, ErrorCode::Corrupt, "{message}");
         assert!(message.contains("process 4711"), "{message}");
         assert!(is_empty(&site.out("out")));
+    }
+}
+
+#[test]
+fn a_part_is_compared_with_the_checkpoint_whoever_sends_it() {
+    // Pages that a lazy restore needs at once, as all of these, are read in parts.
+    for lies in [false, true] {
+        let liar = || Fake {
+            flips: Some(200),
+            lies,
+            ..Fake::default()
+        };
+        let site = Site::new([liar()]);
+        let (code, message) = refused(site.export_part("out", true));
+        assert_eq!(code, ErrorCode::Corrupt, "{message}");
+        assert!(is_empty(&site.out("out")));
+        let site = Site::new([liar(), Fake::default()]);
+        site.export_part("out", true).unwrap();
+        site.check("out");
     }
 }
 

@@ -270,6 +270,33 @@ impl PageMap {
         }
     }
 
+    /// Returns the verified CRC32s of a run's pages, as they were before they were encrypted; none for zeros. Reads no
+    /// page.
+    ///
+    /// # Errors
+    /// [`PageError::MapCorrupt`].
+    pub fn checksums(&self, run: &StoredRun) -> Result<Vec<u32>, PageError> {
+        let RunKind::Stored {
+            location,
+            crcs_crc32,
+        } = run.kind
+        else {
+            return Ok(Vec::new());
+        };
+        if !self.is_encrypted(location, run.pages)? {
+            let (_, crcs) = self.verified_checksums(location, run.pages, crcs_crc32)?;
+            return Ok(crcs.iter().map(|crc| crc.get()).collect());
+        }
+        let mut leaves = self.clone().cursor();
+        let indices = run.first_index..run.end_index();
+        indices
+            .map(|index| match leaves.page(index)? {
+                Some(ParentPage::Stored { crc, .. }) => Ok(crc),
+                _ => Err(outside(location)),
+            })
+            .collect()
+    }
+
     fn is_encrypted(&self, location: PageNo, pages: u32) -> Result<bool, PageError> {
         let place = self.place(location, pages)?;
         let located = self.checkpoint.space().locate_encrypted(place, pages);

@@ -111,10 +111,10 @@ pub mod request {
         /// True to send the manifest only.
         #[prost(bool, tag = "6")]
         pub manifest_only: bool,
-        /// True to send the positions of pages without the pages, with `space`. Stored pages are reported as
-        /// [`super::super::frame::Kind::Parent`].
+        /// True to send the positions and checksums of pages without the pages, with `space`, as
+        /// [`super::super::frame::Kind::ImageData`] (docs/protocol.md, "Fetches").
         #[prost(bool, tag = "7")]
-        pub runs_only: bool,
+        pub outline_only: bool,
         /// Only this small image, or some from it on; no address space.
         #[prost(string, tag = "8")]
         pub image: String,

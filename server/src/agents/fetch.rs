@@ -6,7 +6,7 @@
 use permafrost_store::MissingObject;
 use std::io;
 
-use permafrost_agent::remote::{MapDigest, PageSelection, RemoteCheckpoint};
+use permafrost_agent::remote::{MapDigest, OutlineEncoder, PageSelection, RemoteCheckpoint};
 use permafrost_clustered::ClusteredStore;
 use permafrost_criu::source::{PageRun, ReadError};
 use permafrost_identity::{Peer, Role};
@@ -173,11 +173,14 @@ impl Sending<'_> {
                     from_index: request.from_index,
                     pages: request.pages,
                 };
-                self.space(part, request.runs_only)?;
+                match request.outline_only {
+                    true => self.outline(part.place)?,
+                    false => self.space(part)?,
+                }
             } else {
                 // From where, and how many, is said of one space only.
                 for place in 0..self.source.manifest().spaces.len() {
-                    self.space(PageSelection::all(place), request.runs_only)?;
+                    self.space(PageSelection::all(place))?;
                 }
                 for place in 0..self.source.manifest().images.len() {
                     self.image(place)?;
@@ -188,38 +191,62 @@ impl Sending<'_> {
         Ok(())
     }
 
-    fn space(&mut self, part: PageSelection, runs_only: bool) -> Result<(), Failure> {
-        let Some(space) = self.source.manifest().spaces.get(part.place) else {
+    /// Announces an address space.
+    fn begin_space(&mut self, place: usize) -> Result<(), Failure> {
+        let Some(space) = self.source.manifest().spaces.get(place) else {
             return Err(Failure::Store(StoreError::NotFound(
                 MissingObject::AddressSpace {
-                    number: part.place.saturating_add(1),
+                    number: place.saturating_add(1),
                 },
             )));
         };
         let space_type = u16::try_from(space.space_type).unwrap_or(u16::MAX);
         self.frames
             .push(Kind::Space, space_type, space.pages_id, space.id, &[])?;
+        Ok(())
+    }
+
+    /// Sends the positions and checksums of an address space's pages. Whoever asks compares them with the digest, and
+    /// asks another holder where the map is damaged here.
+    fn outline(&mut self, place: usize) -> Result<(), Failure> {
+        self.begin_space(place)?;
+        let mut send = |bytes: &[u8]| {
+            let len_bytes = bytes.len() as u64;
+            self.frames.push(Kind::ImageData, 0, 0, len_bytes, bytes)?;
+            Ok(())
+        };
+        match &self.source {
+            Source::Here(fetch) => {
+                let mut encoder = OutlineEncoder::default();
+                fetch.outline(place, |first_index, flags, pages| {
+                    encoder.push::<Failure>(first_index, flags, pages, &mut send)
+                })?;
+                encoder.finish(&mut send)
+            }
+            Source::Elsewhere(remote) => remote.outline(place)?.send(&mut send),
+        }
+    }
+
+    fn space(&mut self, part: PageSelection) -> Result<(), Failure> {
+        self.begin_space(part.place)?;
         let fetch = match &self.source {
             Source::Here(fetch) => fetch,
             Source::Elsewhere(remote) => {
                 let before = Some(MapDigest::default());
-                return others_pages(remote, self.frames, part, part, runs_only, before);
+                return others_pages(remote, self.frames, part, part, before);
             }
         };
         let mut rest = part;
-        let sent = if runs_only {
-            own_places(fetch, self.frames, &mut rest)
-        } else {
-            own_pages(fetch, self.frames, &mut rest)
-        };
+        let sent = own_pages(fetch, self.frames, &mut rest);
         let Err(Failure::Store(damage)) = sent else {
             return sent;
         };
         let others = self.others(fetch, damage)?;
-        let before = (!runs_only && part.is_all())
+        let before = part
+            .is_all()
             .then(|| fetch.digest_before(part.place, rest.from_index))
             .transpose()?;
-        others_pages(&others, self.frames, part, rest, runs_only, before)
+        others_pages(&others, self.frames, part, rest, before)
     }
 
     /// Sends the small image of that name and those behind it in the manifest, `count` of them at most.
@@ -308,21 +335,6 @@ fn own_pages(
     Ok(())
 }
 
-/// Sends the positions of this node's pages. `rest` shrinks to the part that is not sent yet, also if damage ends
-/// the call.
-fn own_places(
-    fetch: &Fetch,
-    frames: &mut dyn FrameSink,
-    rest: &mut PageSelection,
-) -> Result<(), Failure> {
-    for placed in fetch.places(rest.place, rest.from_index) {
-        let (first_index, flags, pages, zero) = placed?;
-        named_place(frames, first_index, flags, pages, zero)?;
-        rest.from_index = first_index + pages;
-    }
-    Ok(())
-}
-
 /// Forwards the pages of other nodes, the `rest` of a part; `before` is the digest of the pages before it. For a
 /// whole address space, the last pages are held back until the digest matches. A part has no digest: a peer that
 /// asks for parts compares the whole itself.
@@ -331,7 +343,6 @@ fn others_pages(
     frames: &mut dyn FrameSink,
     part: PageSelection,
     rest: PageSelection,
-    runs_only: bool,
     before: Option<MapDigest>,
 ) -> Result<(), Failure> {
     let mut push = |run: PageRun<'_>| match run {
@@ -347,9 +358,6 @@ fn others_pages(
         } => named(frames, Kind::Zero, first_index, flags, pages),
     };
     let passed = match before {
-        _ if runs_only => others.places(rest, |first_index, flags, pages, zero| {
-            named_place(frames, first_index, flags, pages, zero)
-        }),
         Some(before) if part.is_all() => others.pages(rest.place, rest.from_index, before, push),
         _ => others.part(rest, &mut push),
     };
@@ -425,18 +433,6 @@ fn push_pages(
     let pages = u32::try_from(bytes.len() / PAGE_SIZE).unwrap_or(u32::MAX);
     frames.push(Kind::Pages, flags, pages, first_index, bytes)?;
     Ok(pages.into())
-}
-
-/// Sends the positions of zero pages, or of pages in the parent, without their contents.
-fn named_place(
-    frames: &mut dyn FrameSink,
-    first_index: u64,
-    flags: u16,
-    pages: u64,
-    zero: bool,
-) -> Result<(), PeerError> {
-    let kind = if zero { Kind::Zero } else { Kind::Parent };
-    named(frames, kind, first_index, flags, pages)
 }
 
 /// Sends pages that are only named, in as many frames as their count requires.

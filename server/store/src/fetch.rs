@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use permafrost_agent::remote::MapDigest;
+use permafrost_agent::remote::{MapDigest, OutlinePages};
 use permafrost_criu::source::PageRun;
 use permafrost_pmem::{MapCursor, PageError, PageMap, RunKind, StoredRun};
 use permafrost_protocol::control;
@@ -149,26 +149,36 @@ impl Fetch {
         }
     }
 
-    /// Returns the places of the pages of the address space at `place`, from `from_index` on, ascending: first
-    /// index, flags, number of pages, and true if they are zeros. Reads the map, and no page.
-    pub fn places(
+    /// Passes on the positions and checksums of the pages of the address space at `place`, ascending: first index, flags
+    /// and pages. Reads the map, and no page.
+    ///
+    /// # Errors
+    /// The map is damaged; an error of the taker.
+    pub fn outline<E: From<StoreError>>(
         &self,
         place: usize,
-        from_index: u64,
-    ) -> impl Iterator<Item = Result<(u64, u16, u64, bool), StoreError>> + '_ {
+        mut take: impl FnMut(u64, u16, OutlinePages<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
         let at = self.maps.get(place).zip(self.manifest().spaces.get(place));
-        at.into_iter().flat_map(move |((map, _), space)| {
-            map.runs().filter_map(move |run| match run {
-                Ok(run) if run.end_index() <= from_index => None,
-                Ok(run) => {
-                    let first_index = run.first_index.max(from_index);
-                    let pages = run.end_index() - first_index;
-                    let zero = matches!(run.kind, RunKind::Zero);
-                    Some(Ok((first_index, run.flags, pages, zero)))
+        let Some(((map, _), space)) = at else {
+            return Ok(());
+        };
+        let mut next_index = 0;
+        for run in map.runs() {
+            let run = run.map_err(|error| self.reader.corrupt(space, next_index, error))?;
+            next_index = run.end_index();
+            let pages = u64::from(run.pages);
+            match run.kind {
+                RunKind::Zero => take(run.first_index, run.flags, OutlinePages::Zero(pages))?,
+                RunKind::Stored { .. } => {
+                    let crcs = map.checksums(&run);
+                    let crcs =
+                        crcs.map_err(|error| self.reader.corrupt(space, run.first_index, error))?;
+                    take(run.first_index, run.flags, OutlinePages::Stored(&crcs))?;
                 }
-                Err(error) => Some(Err(self.reader.corrupt(space, from_index, error))),
-            })
-        })
+            }
+        }
+        Ok(())
     }
 
     /// Returns the digest of the pages of the address space at `place` before `from_index`, each of them verified.

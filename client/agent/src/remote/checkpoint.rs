@@ -5,6 +5,7 @@
 //! end.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -19,10 +20,13 @@ use permafrost_transport::peer::{PeerError, ReceivedFrame};
 
 use super::digest::MapDigest;
 use super::small::Prefetched;
-use super::{Holders, RemoteError, refusal};
+use super::{Holders, Outline, RemoteError, refusal};
 
 /// Advice for the case that no holder can be reached.
 pub(super) const HINT: &str = "try again when a node that holds it is there";
+
+/// Fault of a node whose pages are not the checkpoint's.
+const OTHER: &str = "other pages than the manifest's digest is of";
 
 /// A checkpoint that is being read.
 pub struct RemoteCheckpoint {
@@ -33,6 +37,8 @@ pub struct RemoteCheckpoint {
     pub(super) record: control::Checkpoint,
     pub(super) manifest: Manifest,
     pub(super) prefetched: Mutex<Prefetched>,
+    /// Positions and checksums of pages, by the place of their address space.
+    outlines: Mutex<HashMap<usize, Arc<Outline>>>,
 }
 
 /// A selection of pages of a checkpoint.
@@ -94,6 +100,7 @@ impl RemoteCheckpoint {
             record,
             manifest,
             prefetched: Mutex::default(),
+            outlines: Mutex::default(),
         }
     }
 
@@ -171,43 +178,68 @@ impl RemoteCheckpoint {
     /// # Errors
     /// No holder gives it, or it differs from the manifest.
     pub fn pagemap(&self, place: usize) -> Result<Vec<u8>, control::Error> {
-        let space = &self.manifest.spaces[place];
-        let mut pagemap = PagemapWriter::new(space.pages_id);
-        let mut total = 0;
-        let taken = self.places(
-            PageSelection::all(place),
-            |first_index, flags, nr_pages, _| {
-                total += nr_pages;
-                pagemap.push(PagemapEntry {
-                    vaddr: first_index * PAGE_BYTES,
-                    nr_pages,
-                    flags,
-                });
-                Ok(())
-            },
-        );
-        match taken {
-            Ok(()) if total == space.pages => Ok(pagemap.finish()),
-            Ok(()) => Err(corrupt(&self.record, &format!("pagemap of {}", space.id))),
-            Err(ReadError::Source(error) | ReadError::Taker(error)) => Err(error),
+        let mut pagemap = PagemapWriter::new(self.manifest.spaces[place].pages_id);
+        for (first_index, flags, nr_pages) in self.outline(place)?.runs() {
+            pagemap.push(PagemapEntry {
+                vaddr: first_index * PAGE_BYTES,
+                nr_pages,
+                flags,
+            });
         }
+        Ok(pagemap.finish())
     }
 
-    /// Reports the positions of a part's pages, ascending: first index, flags, number of pages, and whether
-    /// they are zeros.
+    /// Returns the positions and checksums of the pages of the address space at `place`, which match the manifest.
     ///
     /// # Errors
-    /// No holder gives them; an error of the taker.
-    pub fn places<E>(
-        &self,
-        part: PageSelection,
-        mut take: impl FnMut(u64, u16, u64, bool) -> Result<(), E>,
-    ) -> Result<(), ReadError<control::Error, E>> {
-        let taken = self.frames(part, true, |ReceivedFrame { header, .. }| {
-            let zero = header.kind == Kind::Zero;
-            take(header.index, header.flags, header.pages.into(), zero)
-        });
-        taken.map_err(told)
+    /// No holder gives them, or they differ from the manifest.
+    pub fn outline(&self, place: usize) -> Result<Arc<Outline>, control::Error> {
+        if let Some(known) = self.outlines.lock().get(&place) {
+            return Ok(Arc::clone(known));
+        }
+        let space = &self.manifest.spaces[place];
+        let mut failure = None;
+        let order = self.order();
+        for (holder, at) in order.iter().zip(1..) {
+            let error = match self.outline_from(holder, at < order.len(), place) {
+                Ok(outline) if outline.is(space.pages, &space.map_digest) => {
+                    let outline = Arc::new(outline);
+                    self.outlines.lock().insert(place, Arc::clone(&outline));
+                    return Ok(outline);
+                }
+                Ok(_) => corrupt(&self.record, &format!("pagemap of {}", space.id)),
+                Err(error) => refusal(&error, HINT),
+            };
+            let checkpoint = name_of(&self.record);
+            tracing::warn!(
+                node = holder,
+                checkpoint,
+                error = error.message,
+                "no positions of pages"
+            );
+            failure.get_or_insert(error);
+            self.ask_last(holder);
+        }
+        Err(failure.unwrap_or_else(|| nobody(&self.record)))
+    }
+
+    fn outline_from(&self, holder: &str, others: bool, place: usize) -> Result<Outline, PeerError> {
+        let fetch = request::Fetch {
+            space: u32::try_from(place + 1).unwrap_or(u32::MAX),
+            outline_only: true,
+            ..fetch_of(&self.record)
+        };
+        let mut outline = Outline::default();
+        for frame in self.holders.fetch(holder, others, fetch)?.frames {
+            let frame = frame?;
+            let read = match frame.header.kind {
+                Kind::Space => Some(()),
+                Kind::ImageData => outline.extend(&frame.payload),
+                _ => None,
+            };
+            read.ok_or_else(|| protocol(holder, "positions of pages that cannot be"))?;
+        }
+        Ok(outline)
     }
 
     /// Passes on the pages of the address space at `place` from `from_index` on, ascending. `before` is the
@@ -231,7 +263,7 @@ impl RemoteCheckpoint {
             from_index,
             pages: 0,
         };
-        let taken = self.frames(part, false, |frame| {
+        let taken = self.frames(part, None, |frame| {
             let (index, flags) = (frame.header.index, frame.header.flags);
             match frame.header.kind {
                 Kind::Pages => digest.pages(index, flags, &frame.payload),
@@ -264,8 +296,29 @@ impl RemoteCheckpoint {
         part: PageSelection,
         mut take: impl FnMut(PageRun<'_>) -> Result<(), E>,
     ) -> Result<(), ReadError<control::Error, E>> {
-        let taken = self.frames(part, false, |frame| take(run_of(&frame)));
+        let taken = self.frames(part, None, |frame| take(run_of(&frame)));
         taken.map_err(told)
+    }
+
+    /// Passes on some pages of an address space, ascending, each compared with the manifest's digest.
+    ///
+    /// # Errors
+    /// No holder gives them, or they differ from the manifest; an error of the taker.
+    pub(super) fn verified_part<E>(
+        &self,
+        part: PageSelection,
+        mut take: impl FnMut(PageRun<'_>) -> Result<(), E>,
+    ) -> Result<(), ReadError<control::Error, E>> {
+        let outline = self.outline(part.place).map_err(ReadError::Source)?;
+        let taken = self.frames(part, Some(&outline), |frame| take(run_of(&frame)));
+        taken.map_err(|stop| match stop {
+            Stop::Node(PeerError::Protocol { what: OTHER, .. }) => {
+                let space = &self.manifest.spaces[part.place];
+                let what = format!("pages of {}", space.id);
+                ReadError::Source(corrupt(&self.record, &what))
+            }
+            stop => told(stop),
+        })
     }
 
     /// Has the holders keep the pages for 30 s, even if the checkpoint is removed.
@@ -275,18 +328,25 @@ impl RemoteCheckpoint {
             hold: true,
             ..fetch_of(&self.record)
         };
-        for holder in self.order() {
-            if let Err(error) = self.holders.fetch(&holder, true, hold.clone()) {
-                tracing::debug!(node = holder, checkpoint = name_of(&self.record), %error, "not held");
+        // All at once: one that is away takes seconds, and the others must not let go meanwhile.
+        std::thread::scope(|scope| {
+            for holder in self.order() {
+                let hold = hold.clone();
+                scope.spawn(move || {
+                    if let Err(error) = self.holders.fetch(&holder, true, hold) {
+                        tracing::debug!(node = holder, checkpoint = name_of(&self.record), %error, "not held");
+                    }
+                });
             }
-        }
+        });
     }
 
-    /// Passes on every frame with pages of the part, ascending and each once, from one holder after another.
+    /// Passes on every frame with pages of the part, ascending and each once, from one holder after another. Those that
+    /// differ from `outline` are not passed on: another holder is asked.
     fn frames<E>(
         &self,
         part: PageSelection,
-        runs_only: bool,
+        outline: Option<&Outline>,
         mut take: impl FnMut(ReceivedFrame) -> Result<(), E>,
     ) -> Result<(), Stop<E>> {
         let mut rest = part;
@@ -296,7 +356,7 @@ impl RemoteCheckpoint {
             let others = at < order.len();
             loop {
                 let begun_at = rest.from_index;
-                match self.frames_from(holder, others, runs_only, &mut rest, &mut take) {
+                match self.frames_from(holder, others, outline, &mut rest, &mut take) {
                     Err(Stop::Node(error)) => {
                         let (checkpoint, next_index) = (name_of(&self.record), rest.from_index);
                         tracing::warn!(node = holder, checkpoint, next_index, %error, "pages end early");
@@ -327,7 +387,7 @@ impl RemoteCheckpoint {
         &self,
         holder: &str,
         others: bool,
-        runs_only: bool,
+        outline: Option<&Outline>,
         rest: &mut PageSelection,
         take: &mut impl FnMut(ReceivedFrame) -> Result<(), E>,
     ) -> Result<(), Stop<E>> {
@@ -335,7 +395,6 @@ impl RemoteCheckpoint {
             space: u32::try_from(rest.place + 1).unwrap_or(u32::MAX),
             from_index: rest.from_index,
             pages: rest.pages,
-            runs_only,
             ..fetch_of(&self.record)
         };
         let limited = rest.pages > 0;
@@ -345,9 +404,7 @@ impl RemoteCheckpoint {
             let header = &frame.header;
             let wanted = match header.kind {
                 Kind::Space => continue,
-                Kind::Pages => !runs_only,
-                Kind::Parent => runs_only,
-                Kind::Zero => true,
+                Kind::Pages | Kind::Zero => true,
                 _ => false,
             };
             let pages = u64::from(header.pages);
@@ -356,13 +413,20 @@ impl RemoteCheckpoint {
                 let error = protocol(holder, "pages that were not asked for");
                 return Err(Stop::Node(error));
             };
+            if outline.is_some_and(|outline| !outline.matches(rest.from_index, &frame)) {
+                return Err(Stop::Node(protocol(holder, OTHER)));
+            }
             take(frame).map_err(Stop::Taker)?;
             rest.from_index = end;
             if limited {
                 rest.pages -= pages;
             }
         }
-        Ok(())
+        let is_all = !limited || rest.pages == 0;
+        match outline.and_then(|outline| outline.next_index(rest.from_index)) {
+            Some(_) if !is_all => Err(Stop::Node(protocol(holder, OTHER))),
+            _ => Ok(()),
+        }
     }
 }
 

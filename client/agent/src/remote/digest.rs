@@ -67,6 +67,14 @@ impl MapDigest {
         }
     }
 
+    /// Adds stored pages from `index` on by their CRC32s.
+    pub(super) fn checksums(&mut self, index: u64, flags: u16, crcs: &[u32]) {
+        for (crc, index) in crcs.iter().zip(index..) {
+            self.place(index, 0, Part::Page(flags, *crc));
+        }
+        self.pages = self.pages.saturating_add(crcs.len() as u64);
+    }
+
     /// Adds the end of a small image, from page `index` on: its last page is filled with zeros.
     pub fn image_end(&mut self, index: u64, bytes: &[u8]) {
         let whole = bytes.len() / PAGE_SIZE * PAGE_SIZE;

@@ -56,7 +56,7 @@ impl CheckpointSource for RemoteCheckpoint {
             pages,
         };
         let end = first_index.saturating_add(pages);
-        self.part(part, |run| match run.span().0 {
+        self.verified_part(part, |run| match run.span().0 {
             // A selection counts pages; this one also ends at an index.
             first if first >= end => Ok(()),
             _ => take(run),

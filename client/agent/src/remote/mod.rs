@@ -4,6 +4,7 @@
 mod checkpoint;
 mod digest;
 mod images;
+mod outline;
 mod small;
 
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use permafrost_transport::peer::{self, FetchReader, Network, PeerError, Received
 
 pub use checkpoint::{PageSelection, RemoteCheckpoint, is_listed_as};
 pub use digest::MapDigest;
+pub use outline::{Outline, OutlineEncoder, OutlinePages};
 
 /// Time limit for reaching one node, where other nodes are left to ask.
 const REACH: Duration = Duration::from_secs(3);

@@ -190,12 +190,27 @@ impl<S: CheckpointSource<Error: From<DirectoryError>>> Export<'_, S> {
             }
             written.push(entry);
             let first_index = entry.vaddr / PAGE_BYTES;
+            let mut next_index = first_index;
             let read = self
                 .source
                 .range(place, first_index, entry.nr_pages, &mut |run| {
+                    let (first_index, pages_of_run) = run.span();
+                    if first_index != next_index {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                    next_index += pages_of_run;
                     pages.put(run)
                 });
             read.map_err(|error| told(error, &pages_name))?;
+            if next_index != first_index + entry.nr_pages {
+                return Err(DirectoryError::Invalid {
+                    message: format!(
+                        "{pages_name}: the source lacks the page at {:#x}",
+                        next_index * PAGE_BYTES
+                    ),
+                }
+                .into());
+            }
         }
         let sized = pages.file.set_len(pages.at);
         sized.map_err(DirectoryError::io(format!("write image {pages_name}")))?;

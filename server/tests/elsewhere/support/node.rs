@@ -51,7 +51,7 @@ impl Handler for Watched {
         frames: &mut dyn FrameSink,
     ) -> Result<(), control::Error> {
         self.asked.fetch_add(1, Ordering::SeqCst);
-        if request.space > 0 && !request.runs_only {
+        if request.space > 0 && !request.outline_only {
             let asked = (request.space, request.from_index);
             self.pages_asked.lock().push(asked);
         }
