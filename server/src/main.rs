@@ -379,6 +379,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     init_log(args.log_format);
     permafrost_agent::host::keep_memory_private();
+    permafrost_agent::host::raise_descriptor_limit();
     let done = match &args.command {
         Some(Command::Region { what }) => look_at(what),
         None => run(args).map(|()| ExitCode::SUCCESS),

@@ -1,11 +1,14 @@
 //! Lazy restores: processes run before they have their memory, and nothing that happens meanwhile shows in it.
 
+use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::path::PathBuf;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use permafrost_tests::binaries;
+use permafrost_tests::cluster::{Cluster, Setup};
 use permafrost_tests::criu::{self, Criu};
 use permafrost_tests::daemon::{Daemon, Options, tail};
 use permafrost_tests::process;
@@ -46,6 +49,13 @@ impl Site {
             daemon,
             task,
         })
+    }
+
+    /// Kills the daemon, and starts another one.
+    fn with_new_daemon(self) -> Self {
+        self.daemon.kill().unwrap();
+        let daemon = Daemon::start(self.work.path(), &Options::default()).unwrap();
+        Self { daemon, ..self }
     }
 
     /// Begins a restore that brings only what is accessed. Returns once the task runs.
@@ -127,11 +137,47 @@ fn a_process_runs_and_writes_while_its_memory_comes() {
     site.assert_sound();
     site.kill();
 
-    // A process must not see zeros because the daemon has gone.
+    // A process must not see zeros because the daemon has gone, with the command or without it.
+    let (mut child, _told) = site.touched_only();
+    process::signal(child.id(), Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(INTERRUPTED));
+    site = site.with_new_daemon();
+    site.task.wait_until_gone().unwrap();
     let (mut child, _told) = site.touched_only();
     site.daemon.kill().unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(UNREACHABLE));
     site.task.wait_until_gone().unwrap();
+}
+
+/// Kills the daemon when CRIU runs it for an action.
+const KILLER: &str = r#"#!/bin/sh
+[ "$CRTOOLS_SCRIPT_ACTION" != @action ] || kill -KILL @daemon
+"#;
+
+#[test]
+fn no_process_is_left_if_the_daemon_dies_while_they_are_handed_over() {
+    const TEST: &str = "no_process_is_left_if_the_daemon_dies_while_they_are_handed_over";
+    let Some(mut site) = Site::with_dump(TEST, &workload::Options::tree(8)) else {
+        return;
+    };
+    // Before CRIU hands over the first process, and after the last.
+    for action in ["pre-restore", "post-restore"] {
+        let script = site.work.path().join(action);
+        let killer = KILLER.replace("@action", action);
+        let killer = killer.replace("@daemon", &site.daemon.pid().to_string());
+        std::fs::write(&script, killer).unwrap();
+        std::fs::set_permissions(&script, Permissions::from_mode(0o700)).unwrap();
+        let script = script.to_str().unwrap();
+        let line = ["restore", "a", "--lazy", "--", "--action-script", script];
+        let restored = site.daemon.try_run(&line).unwrap();
+        assert!(!restored.status.success(), "{action}: {restored:?}");
+        assert!(!site.daemon.is_running(), "{action}: {restored:?}");
+        site.task.wait_until_gone().unwrap();
+        site = site.with_new_daemon();
+    }
+    site.daemon.run(&["restore", "a", "--lazy"]).unwrap();
+    site.assert_sound();
+    site.kill();
 }
 
 /// Restores the task in a pid namespace of its own, verifies it there while pages are brought, and prints its report.
@@ -153,40 +199,91 @@ done
 cat "$1/workload.status"
 "#;
 
+/// Clone of a task in namespaces of its own, which end with it.
+struct ClonedTask {
+    unshare: Child,
+    told: BufReader<ChildStdout>,
+}
+
+impl ClonedTask {
+    /// Starts a restore of the task by the daemon with this control socket.
+    fn start(control: &Path, task_dir: &Path, pid: u32) -> Self {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]);
+        command.args(["sh", "-c", CLONE, "sh"]).arg(task_dir);
+        command.arg(binaries::path("permafrost").unwrap());
+        command.arg(pid.to_string());
+        command.env("PERMAFROST_SOCKET", control);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut unshare = command.spawn().unwrap();
+        let told = BufReader::new(unshare.stdout.take().unwrap());
+        Self { unshare, told }
+    }
+
+    fn wait_until_running(&mut self) {
+        let mut line = String::new();
+        self.told.read_line(&mut line).unwrap();
+        assert_eq!(line, "running\n");
+    }
+
+    /// Verifies the clone's memory, and ends it.
+    fn assert_sound(mut self) {
+        let go = self.unshare.stdin.as_mut().unwrap();
+        go.write_all(b"go\n").unwrap();
+        let mut report = String::new();
+        self.told.read_to_string(&mut report).unwrap();
+        let status: Status = serde_json::from_str(&report).unwrap();
+        assert!(status.is_sound(), "{status:?}");
+        self.unshare.wait().unwrap();
+    }
+}
+
 #[test]
 fn clones_get_the_pages_of_a_job_that_was_removed() {
     const TEST: &str = "clones_get_the_pages_of_a_job_that_was_removed";
     let Some(site) = Site::with_dump(TEST, &workload::Options::default()) else {
         return;
     };
-    let permafrost = binaries::path("permafrost").unwrap();
+    let (control, dir, pid) = (site.daemon.control(), site.task_dir(), site.task.pid());
     let mut clones: Vec<_> = (0..CLONES)
-        .map(|_| {
-            let mut command = Command::new("unshare");
-            command.args(["--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]);
-            command.args(["sh", "-c", CLONE, "sh"]).arg(site.task_dir());
-            command.arg(&permafrost).arg(site.task.pid().to_string());
-            command.env("PERMAFROST_SOCKET", site.daemon.control());
-            command.stdin(Stdio::piped()).stdout(Stdio::piped());
-            let mut clone = command.spawn().unwrap();
-            let told = BufReader::new(clone.stdout.take().unwrap());
-            (clone, told)
-        })
+        .map(|_| ClonedTask::start(&control, &dir, pid))
         .collect();
-    for (_, told) in &mut clones {
-        let mut line = String::new();
-        told.read_line(&mut line).unwrap();
-        assert_eq!(line, "running\n");
-    }
+    clones.iter_mut().for_each(ClonedTask::wait_until_running);
     site.daemon.run(&["rm", "a", "--all"]).unwrap();
-    for (clone, mut told) in clones {
-        clone.stdin.as_ref().unwrap().write_all(b"go\n").unwrap();
-        let mut report = String::new();
-        told.read_to_string(&mut report).unwrap();
-        let status: Status = serde_json::from_str(&report).unwrap();
-        assert!(status.is_sound(), "{status:?}");
-        drop(clone);
+    clones.into_iter().for_each(ClonedTask::assert_sound);
+}
+
+#[test]
+fn eight_clones_on_two_nodes_get_the_pages_of_a_job_that_was_removed() {
+    const TEST: &str = "eight_clones_on_two_nodes_get_the_pages_of_a_job_that_was_removed";
+    if criu::for_test(TEST).is_none() {
+        return;
     }
+    let setup = Setup {
+        nodes: 2,
+        members: 1,
+        ..Setup::default()
+    };
+    let Some(cluster) = Cluster::for_test(TEST, setup).unwrap() else {
+        return;
+    };
+    let dir = cluster.path("task").unwrap();
+    let mut task = Workload::start(&dir, &workload::Options::default()).unwrap();
+    let pid = task.pid().to_string();
+    let dump = ["dump", "--pid", &pid, "--job", "a", "--durability", "all"];
+    // Not on the node's host: CRIU locks the network of a task that has another one than it has itself.
+    let dumped = Command::new(binaries::path("permafrost").unwrap())
+        .args(dump)
+        .env("PERMAFROST_SOCKET", cluster.node(0).control())
+        .output()
+        .unwrap();
+    assert!(dumped.status.success(), "{dumped:?}");
+    task.wait_until_gone().unwrap();
+    let start = |n: usize| ClonedTask::start(&cluster.node(n % 2).control(), &dir, task.pid());
+    let mut clones: Vec<_> = (0..8).map(start).collect();
+    clones.iter_mut().for_each(ClonedTask::wait_until_running);
+    cluster.node(0).run(&["rm", "a", "--all"]).unwrap();
+    clones.into_iter().for_each(ClonedTask::assert_sound);
 }
 
 #[test]

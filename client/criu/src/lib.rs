@@ -7,6 +7,7 @@ pub mod directory;
 mod freeze;
 pub mod frontend;
 mod guard;
+pub mod handles;
 pub mod handover;
 pub mod hooks;
 pub mod lazy;

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use permafrost_protocol::control::{
     self, Checkpoint, Checkpoints, Denials, Detail, Done, ErrorCode, Exported, GcReport, KeyList,
-    LazyServed, NodeList, Progress, Pruned, Rebuilt, RegionMedia, Reply, Request, Reserved,
-    RetentionRules, Scrubbed, ServerStatus, SessionOpened, Verified, reply, request,
+    LazyServed, NodeList, Progress, Pruned, Rebuilt, RegionMedia, Reply, ReportedError, Request,
+    Reserved, RetentionRules, Scrubbed, ServerStatus, SessionOpened, Verified, reply, request,
 };
 
 use crate::framing::{self, FramingError};
@@ -63,6 +63,22 @@ pub enum ControlError {
         /// Name of the expected reply.
         expected: &'static str,
     },
+}
+
+impl ReportedError for ControlError {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::Refused { code, .. } => *code,
+            _ => ErrorCode::Unavailable,
+        }
+    }
+
+    fn hint(&self) -> &str {
+        match self {
+            Self::Refused { hint, .. } => hint,
+            _ => "",
+        }
+    }
 }
 
 /// A request, and the type of its reply.

@@ -14,7 +14,7 @@ use permafrost_protocol::control::MAX_MESSAGE_BYTES;
 use prost::Message;
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
 
@@ -168,6 +168,14 @@ pub fn recv_fd(stream: &UnixStream) -> io::Result<OwnedFd> {
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a byte without a descriptor"))
 }
 
+/// Sends one byte with a descriptor, as [`recv_fd`] receives it.
+///
+/// # Errors
+/// The socket fails; a peer that is gone is EPIPE, never SIGPIPE.
+pub fn send_fd(stream: &UnixStream, fd: BorrowedFd<'_>) -> io::Result<()> {
+    send_with_fds(stream, &[0], &[fd]).map(drop)
+}
+
 /// Fills `buffer`; returns less than its length at the end of the stream only.
 fn recv_exact(stream: &UnixStream, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut filled = 0;
@@ -193,6 +201,10 @@ fn recv_exact(stream: &UnixStream, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) ->
                     }
                 }
             }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) && fds.is_empty() {
+            // The kernel drops descriptors for which a process has no room, and the message looks like one without.
+            return Err(Errno::MFILE.into());
         }
         if received.bytes == 0 {
             break;

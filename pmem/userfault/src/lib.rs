@@ -22,6 +22,7 @@ const UNREGISTER: Opcode = opcode::read::<Range>(GROUP, 0x01);
 const WAKE: Opcode = opcode::read::<Range>(GROUP, 0x02);
 const COPY: Opcode = opcode::read_write::<Copy>(GROUP, 0x03);
 const ZEROPAGE: Opcode = opcode::read_write::<ZeroPage>(GROUP, 0x04);
+const WRITEPROTECT: Opcode = opcode::read_write::<WriteProtect>(GROUP, 0x06);
 
 /// Size of `struct uffd_msg`, bytes.
 const MESSAGE_BYTES: usize = 32;
@@ -61,6 +62,20 @@ struct ZeroPage {
     zeropage: i64,
 }
 
+/// Argument of write protection: `struct uffdio_writeprotect`.
+#[repr(C)]
+struct WriteProtect {
+    range: Range,
+    mode: u64,
+}
+
+/// An address that a process of any size may have, and above any `vm.mmap_min_addr`.
+const PROBED: u64 = 1 << 30;
+
+/// Size of a page, bytes.
+const PAGE_BYTES: u64 = 4096;
+
+const _: () = assert!(size_of::<WriteProtect>() == 24);
 const _: () = assert!(size_of::<Range>() == 16 && size_of::<Copy>() == 40);
 const _: () = assert!(size_of::<ZeroPage>() == 32);
 
@@ -177,7 +192,12 @@ impl Userfault {
                 Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(errno) => return Err(errno.into()),
             }
-            return Ok(Some(decode(&message)?));
+            let event = decode(&message)?;
+            if let FaultEvent::Fork(child) = &event {
+                // The kernel copies the flag from the parent's descriptor, unless that one got it later.
+                rustix::io::ioctl_fionbio(&child.0, true)?;
+            }
+            return Ok(Some(event));
         }
     }
 
@@ -249,11 +269,26 @@ impl Userfault {
         Ok(unsafe { ioctl(&self.0, Setter::<WAKE, Range>::new(range)) }?)
     }
 
-    /// Returns true if the process has ended. `known` is an address whose page is there or was given up.
+    /// Returns true if the process has ended. Linux before 5.7 cannot tell; there it is never true.
     #[must_use]
-    pub fn is_gone(&self, known: u64) -> bool {
-        // A page that is there is refused as such; only the end of the process comes before that.
-        self.zero(known, 4096) == Err(PlacementError::Gone)
+    pub fn is_gone(&self) -> bool {
+        let mut protect = WriteProtect {
+            range: Range {
+                start: PROBED,
+                len: PAGE_BYTES,
+            },
+            mode: 0,
+        };
+        // SAFETY: the structure is that of the ioctl, which only reads it. It would take away a write protection of the
+        // page, of which there is none: CRIU asks for events of missing pages only.
+        let done = unsafe {
+            ioctl(
+                &self.0,
+                Updater::<WRITEPROTECT, WriteProtect>::new(&mut protect),
+            )
+        };
+        // A process that is there has no page with that protection (ENOENT), or changes its mappings (EAGAIN).
+        done == Err(Errno::SRCH)
     }
 }
 
@@ -288,7 +323,10 @@ fn decode(message: &[u8; MESSAGE_BYTES]) -> io::Result<FaultEvent> {
         REMAP => FaultEvent::Remap {
             from: word(8),
             to: word(16),
-            len: word(24),
+            // mremap(2) takes a length that ends in a page, and moves all of that page.
+            len: word(24)
+                .checked_next_multiple_of(PAGE_BYTES)
+                .unwrap_or(u64::MAX),
         },
         REMOVE => FaultEvent::Remove {
             start: word(8),
@@ -326,7 +364,7 @@ mod tests {
         };
         put(8, 0x1000);
         put(16, 0x5123);
-        let mut message = put(24, 0x2000);
+        let mut message = put(24, 0x1801);
         let mut event = |number: u8| {
             message[0] = number;
             decode(&message)

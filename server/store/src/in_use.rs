@@ -81,6 +81,11 @@ impl Reads {
                 since: Instant::now(),
             };
             held.insert(id, held_now);
+        } else {
+            tracing::warn!(
+                checkpoint = id,
+                "not held for its reader: {MAX_HELD} checkpoints are; if it is removed, its lazy restores end"
+            );
         }
     }
 

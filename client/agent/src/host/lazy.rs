@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use permafrost_criu::frontend::{self, LentCheckpoint, StreamError};
+use permafrost_criu::frontend::{self, LentCheckpoint};
 use permafrost_criu::lazy::{self, LazyBrought, LazyEvent, LazyOrder, TouchedPages};
 use permafrost_criu::source::LazySource;
 use permafrost_protocol::control::{self, Reply, ReportedError as _, reply, request};
@@ -16,13 +16,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::AddressFamily;
 use tokio::sync::Semaphore;
 
-use super::backend::{Lent, Waits};
+use super::backend::Lent;
 use super::control::Caller;
 use super::endpoints::{self, Connection, Standing};
 use super::error::{DeniedError, RequestError};
 use super::{Backend, Client, Shared};
 
-/// Time limit for CRIU to connect after the restore was admitted.
+/// Time limit for CRIU to begin after the restore was admitted.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Interval at which a source on other nodes is held, seconds.
@@ -34,25 +34,23 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Most connections to one lent checkpoint at once: each has a thread.
 const CONNECTIONS: usize = 256;
 
-/// Brings the pages of a checkpoint to the processes of the CRIU that connects to `listener`.
+/// Brings the pages of a checkpoint to the processes that CRIU hands over on `criu`.
 pub(super) fn thaw<B: Backend>(
     backend: &B,
     stream: &UnixStream,
     thaw: &request::Thaw,
-    listener: OwnedFd,
+    criu: OwnedFd,
 ) -> Result<control::LazyServed, control::Error> {
-    let listener = UnixListener::from(listener);
+    let criu = UnixStream::from(criu);
     let wanted = Lent {
         checkpoint: &thaw.checkpoint,
         queued: (!thaw.touched_only).then_some(thaw),
     };
     backend.lend(&wanted, &mut Caller(stream), &mut |source| {
         source.hold();
-        let accepted = frontend::accept::<RequestError>(&listener, stream, PATIENCE);
-        let criu = accepted.map_err(|error| match error {
-            StreamError::Io(source) => endpoints::failed("accept CRIU")(source),
-            _ => RequestError::NobodyCame,
-        })?;
+        if !has_begun(&criu, stream).map_err(endpoints::failed("wait for CRIU"))? {
+            return Err(RequestError::NobodyCame.into());
+        }
         let known = backend.touched(source.record());
         let none = TouchedPages::default();
         let order = LazyOrder {
@@ -79,15 +77,34 @@ pub(super) fn thaw<B: Backend>(
                     error = error.message,
                     "processes lack pages"
                 );
-                // The caller has duplicates, and ends the processes. If there is no caller, they must not go on with
-                // zeros in place of their memory.
-                if !failure.held.is_empty() && Caller(stream).is_gone() {
+                // The caller has duplicates, and ends the processes. If it was killed, they must not go on with zeros in
+                // place of their memory.
+                if !failure.held.is_empty() {
                     std::thread::spawn(move || failure.hold_until_gone());
                 }
                 Err(error)
             }
         }
     })
+}
+
+/// Waits until CRIU hands something over. Returns false if it does not, or the caller has gone.
+fn has_begun(criu: &UnixStream, caller: &UnixStream) -> std::io::Result<bool> {
+    let timeout = Timespec {
+        tv_sec: i64::try_from(PATIENCE.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: 0,
+    };
+    loop {
+        let mut fds = [
+            PollFd::new(criu, PollFlags::IN),
+            PollFd::new(caller, PollFlags::RDHUP | PollFlags::HUP),
+        ];
+        match poll(&mut fds, Some(&timeout)) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(_) => return Ok(fds[0].revents().contains(PollFlags::IN)),
+        }
+    }
 }
 
 /// Tells the caller what happens. One that has gone is told nothing, and the transfer goes on.
@@ -102,7 +119,7 @@ fn tell(stream: &UnixStream, event: &LazyEvent<'_>) {
             progress.total_bytes = *total_bytes;
             None
         }
-        LazyEvent::Process(userfault) => Some(userfault.as_fd()),
+        LazyEvent::Forked(userfault) => Some(userfault.as_fd()),
     };
     let body = Some(reply::Body::Progress(progress));
     if let Err(error) = framing::send(stream, &Reply { body }, descriptor.as_slice()) {

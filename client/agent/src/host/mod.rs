@@ -11,6 +11,7 @@
 pub mod arguments;
 mod backend;
 mod control;
+mod descriptors;
 mod ending;
 mod endpoints;
 mod error;
@@ -37,6 +38,7 @@ use self::limits::Places;
 pub(crate) use endpoints::{accept_failed, accept_owner};
 
 pub use backend::{Backend, Client, DumpSession, Lent, Patiently, ServeLazily, Trail, Waits};
+pub use descriptors::raise_descriptor_limit;
 pub use ending::{STOPPING, end_within};
 pub use private_memory::keep_memory_private;
 pub use run_dir::make_private_dir;

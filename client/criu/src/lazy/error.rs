@@ -72,7 +72,20 @@ impl ReportedError for LazyError {
             Self::Image(_) | Self::NoPage { .. } => {
                 "restore an older generation, see permafrost verify"
             }
-            _ => "",
+            Self::GivenUp => "the log of CRIU says why",
+            Self::Io { source, .. } if is_full(source) => {
+                "each process takes a descriptor: raise LimitNOFILE of permafrostd, or restore without --lazy"
+            }
+            Self::Io { .. } => "restore without --lazy; the log of permafrostd says more",
         }
     }
+}
+
+/// Returns true if an error says that no descriptor is left.
+fn is_full(error: &io::Error) -> bool {
+    let errno = rustix::io::Errno::from_io_error(error);
+    matches!(
+        errno,
+        Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)
+    )
 }

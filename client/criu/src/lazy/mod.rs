@@ -14,6 +14,7 @@
 //! between a change of a mapping and the reading of its event, the kernel refuses pages ([`PlacementError::Changing`]).
 
 mod error;
+mod keeper;
 mod missing;
 mod tasks;
 mod touched;
@@ -30,6 +31,7 @@ use permafrost_userfault::{FaultEvent, PlacementError, Userfault};
 use rustix::event::{Timespec, epoll};
 
 pub use error::LazyError;
+pub use keeper::LazyKeeper;
 pub use touched::{TouchedPage, TouchedPages};
 
 use self::tasks::{Shared, Task, TaskId, WAKE};
@@ -71,8 +73,8 @@ pub enum LazyEvent<'a> {
         /// Bytes that were missing in the beginning; 0 if only those that are accessed are brought.
         total_bytes: u64,
     },
-    /// A process is served. Whoever keeps a duplicate keeps accesses waiting if this process ends too early.
-    Process(&'a Userfault),
+    /// A process has forked. Whoever keeps a duplicate keeps the child's accesses waiting if this process ends too early.
+    Forked(&'a Userfault),
 }
 
 /// Order in which pages are brought.
@@ -110,8 +112,7 @@ impl LazyFailure {
         let mut held = self.held;
         while !held.is_empty() {
             std::thread::sleep(PROBE_PERIOD);
-            // The lowest page that a process can have: CRIU restores nothing lazily there.
-            held.retain(|userfault| !userfault.is_gone(0x1_0000));
+            held.retain(|userfault| !userfault.is_gone());
         }
     }
 }
@@ -140,7 +141,7 @@ pub fn bring(
         }
         scope.spawn(move || shared.fill());
         scope.spawn(move || shared.hold());
-        match shared.receive(criu, told) {
+        match shared.receive(criu) {
             Ok(()) => shared.watch(told),
             Err(error) => shared.fail(error),
         }
@@ -150,11 +151,7 @@ pub fn bring(
 
 impl Shared<'_> {
     /// Receives the processes, until CRIU says that they run.
-    fn receive(
-        &self,
-        criu: &UnixStream,
-        told: &mut dyn FnMut(LazyEvent<'_>),
-    ) -> Result<(), LazyError> {
+    fn receive(&self, criu: &UnixStream) -> Result<(), LazyError> {
         let failed = LazyError::io("read from CRIU");
         criu.set_read_timeout(Some(TICK)).map_err(&failed)?;
         loop {
@@ -175,7 +172,6 @@ impl Shared<'_> {
                     let userfault =
                         Userfault::new(fd).map_err(LazyError::io("take a userfaultfd"))?;
                     self.add(Task::new(self.source, pid, userfault)?)?;
-                    self.announce(told);
                 }
             }
         }
@@ -237,7 +233,7 @@ impl Shared<'_> {
 
     fn announce(&self, told: &mut dyn FnMut(LazyEvent<'_>)) {
         for userfault in self.take_announced() {
-            told(LazyEvent::Process(&userfault));
+            told(LazyEvent::Forked(&userfault));
         }
     }
 
@@ -446,7 +442,6 @@ impl Shared<'_> {
             match placed {
                 Ok(bytes) => {
                     task.missing.remove(at, at + bytes);
-                    task.known = Some(at);
                     state.bytes += bytes;
                     done += bytes;
                 }

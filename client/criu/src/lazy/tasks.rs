@@ -31,8 +31,6 @@ pub(super) struct Task {
     pub(super) place: usize,
     pub(super) userfault: Arc<Userfault>,
     pub(super) missing: MissingRanges,
-    /// Address of a page that is there, or of none that can be missing.
-    pub(super) known: Option<u64>,
     /// Address from which the next pages are brought.
     next: u64,
 }
@@ -64,13 +62,11 @@ impl Task {
                 missing.insert(range);
             }
         }
-        let below = mappings.first().map(|first| first.start);
         Ok(Self {
             pid,
             place,
             userfault: Arc::new(userfault),
             missing,
-            known: below.and_then(|start| start.checked_sub(PAGE_BYTES)),
             next: 0,
         })
     }
@@ -142,7 +138,7 @@ pub(super) struct State {
     last_filled: TaskId,
     is_restored: bool,
     failure: Option<LazyError>,
-    /// Processes that were not reported yet.
+    /// Forked processes that were not reported yet.
     announced: Vec<Arc<Userfault>>,
 }
 
@@ -185,7 +181,6 @@ impl<'a> Shared<'a> {
         epoll::add(&self.epoll, &*task.userfault, data, epoll::EventFlags::IN)
             .map_err(|errno| LazyError::io("watch a process")(errno.into()))?;
         state.total_bytes += task.missing.pages() * PAGE_BYTES;
-        state.announced.push(Arc::clone(&task.userfault));
         state.tasks.insert(id, task);
         self.changed.notify_all();
         Ok(())
@@ -209,9 +204,9 @@ impl<'a> Shared<'a> {
                     place: task.place,
                     userfault: Arc::new(child),
                     missing: task.missing.clone(),
-                    known: task.known,
                     next: task.next,
                 };
+                state.announced.push(Arc::clone(&child.userfault));
                 self.add_to(state, child)?;
             }
             FaultEvent::Remap { from, to, len } => task.missing.remap(from, to, len),
@@ -243,11 +238,7 @@ impl<'a> Shared<'a> {
         let mut state = self.state.lock();
         let tasks = state.tasks.iter();
         let ended: Vec<_> = tasks
-            .filter(|(_, task)| {
-                // Where a page is missing, asking would put zeros: another mapping may have moved there.
-                let known = task.known.filter(|known| task.missing.at(*known).is_none());
-                known.is_some_and(|known| task.userfault.is_gone(known))
-            })
+            .filter(|(_, task)| task.userfault.is_gone())
             .map(|(id, _)| *id)
             .collect();
         for id in ended {

@@ -76,6 +76,7 @@ const MAX_RECONNECT: Duration = Duration::from_secs(20);
 pub(crate) fn agent(arguments: AgentArguments) -> Result<(), Failure> {
     init_log(arguments.log_format);
     host::keep_memory_private();
+    host::raise_descriptor_limit();
     let options = AgentOptions {
         nodes: arguments.nodes,
         identity: arguments.identity,

@@ -63,6 +63,9 @@ pub(crate) enum Command {
     /// Start CRIU for a dump, and end a freeze that takes too long. `permafrost dump` starts it.
     #[command(hide = true)]
     FreezeGuard(crate::dump::GuardArguments),
+    /// Keep what processes need that are restored lazily. `permafrost restore --lazy` starts it.
+    #[command(hide = true)]
+    LazyKeeper,
     /// Bring a process tree back.
     #[command(after_help = crate::restore::RESTORE_EXAMPLES)]
     Restore(crate::restore::RestoreArguments),

@@ -122,11 +122,14 @@ impl Delivery {
                 let started = Instant::now();
                 fetch(context, &mut connection, wanted, interrupts, true)?;
                 let fetch = started.elapsed();
-                let transfer = LazyTransfer::begin(
-                    context, interrupts, connection, wanted, listener, options,
-                )?;
+                drop(connection);
+                let transfer = LazyTransfer::begin(context, interrupts, wanted, listener, options)?;
                 interrupts.check()?;
                 run.arg("--lazy-pages");
+                let tasks = Tasks {
+                    spared: Some(transfer.keeper()),
+                    ..tasks.clone()
+                };
                 let finished = tasks.watch(run.start(criu)?, interrupts, context)?;
                 let turn = transfer.waited();
                 let (transfer, refusal) = match finished.status.success() {
@@ -201,7 +204,12 @@ pub(crate) fn begin<C: Call>(
 }
 
 /// Pids that CRIU restores, which an interrupt ends.
-pub(crate) struct Tasks(pub(crate) Vec<u32>);
+#[derive(Clone, Default)]
+pub(crate) struct Tasks {
+    pub(crate) pids: Vec<u32>,
+    /// A child of this process that is not to be ended.
+    pub(crate) spared: Option<u32>,
+}
 
 impl Tasks {
     /// Waits for CRIU. On an interrupt, ends the tasks that CRIU has restored so far: CRIU sees its child die,
@@ -230,7 +238,8 @@ impl Tasks {
             if ticks > GRACE_TICKS {
                 // CRIU has no child whose death it could notice, or waits for something else.
                 let left = processes::descendants(std::process::id());
-                left.into_iter().for_each(processes::kill);
+                let left = left.into_iter().filter(|pid| Some(*pid) != self.spared);
+                left.for_each(processes::kill);
             }
         })?;
         if !finished.status.success() {
@@ -248,8 +257,10 @@ impl Tasks {
     fn end(&self, criu: u32) -> bool {
         let mut any = false;
         for pid in processes::descendants(std::process::id()) {
-            if pid != criu && processes::innermost_pid(pid).is_some_and(|pid| self.0.contains(&pid))
-            {
+            if pid == criu || Some(pid) == self.spared {
+                continue;
+            }
+            if processes::innermost_pid(pid).is_some_and(|pid| self.pids.contains(&pid)) {
                 processes::kill(pid);
                 any = true;
             }

@@ -1,38 +1,30 @@
 //! The transfer of pages to processes that were restored lazily.
 //!
-//! The daemon answers the processes' page faults. This command keeps duplicates of their userfaultfds until it has
-//! brought everything: if the daemon ends before, the processes wait for their pages, and are ended here, instead of
-//! reading zeros.
+//! The daemon answers the processes' page faults. A keeper, a process of its own, has duplicates of their userfaultfds
+//! until everything was brought: if the daemon ends before, the processes wait for their pages, and the keeper ends them,
+//! so that they do not read zeros. This command can go.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::process::Child;
 use std::thread;
 use std::time::Duration;
 
-use permafrost_criu::processes::{self, Patience};
 use permafrost_protocol::control::{LazyServed, request};
 use permafrost_terminal::context::Context;
-use permafrost_terminal::failure::Failure;
+use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::interrupt::Interrupts;
 use permafrost_terminal::progress::ProgressDisplay;
 use permafrost_transport::control::{Connection, ControlError};
 use serde::Serialize;
 
 use crate::delivery::{Wanted, begin};
+use crate::lazy_keeper;
 
 /// Name of the socket to which `criu restore --lazy-pages` connects, in its work directory (`criu/uffd.c`).
 const SOCKET: &str = "lazy-pages.socket";
-
-/// Rounds in which the processes of a tree are killed.
-const KILLS: usize = 10;
-
-/// Time for killed processes to end.
-const KILL_PATIENCE: Patience = Patience {
-    to_end: Duration::from_secs(30),
-    to_be_reaped: Duration::ZERO,
-};
 
 /// Options of a lazy restore.
 #[derive(Clone, Copy, Debug)]
@@ -65,16 +57,17 @@ pub(crate) fn listen(work: &Path) -> Result<UnixListener, Failure> {
 
 /// A transfer of pages that is under way.
 pub(crate) struct LazyTransfer {
+    /// Connection to the keeper.
     connection: Connection,
+    keeper: Child,
     waited: Duration,
 }
 
 impl LazyTransfer {
-    /// Has the daemon accept the CRIU that will connect to `listener`. Returns when CRIU may be started.
+    /// Has a keeper accept the CRIU that will connect to `listener`. Returns when CRIU may be started.
     pub(crate) fn begin(
         context: &Context,
         interrupts: &Interrupts,
-        mut connection: Connection,
         wanted: Wanted<'_>,
         listener: UnixListener,
         options: LazyOptions,
@@ -88,6 +81,8 @@ impl LazyTransfer {
             deadline_ms: turn.deadline_ms(),
             reservation: turn.reservation.token()?,
         };
+        let (mut connection, keeper) = lazy_keeper::start(context)?;
+        interrupts.end(&connection)?;
         let waited = begin(
             context,
             interrupts,
@@ -96,7 +91,16 @@ impl LazyTransfer {
             &listener,
             name,
         )?;
-        Ok(Self { connection, waited })
+        Ok(Self {
+            connection,
+            keeper,
+            waited,
+        })
+    }
+
+    /// Returns the pid of the keeper.
+    pub(crate) fn keeper(&self) -> u32 {
+        self.keeper.id()
     }
 
     /// Returns the time in the queue.
@@ -110,9 +114,9 @@ impl LazyTransfer {
         self.connection.finish::<request::Thaw>(&mut |_| {}).err()
     }
 
-    /// Waits until all pages were brought to the processes of `pid`'s tree. If they cannot be, ends the processes.
+    /// Waits until all pages were brought to the processes of `pid`'s tree. If they cannot be, the keeper has ended them.
     pub(crate) fn finish(
-        self,
+        mut self,
         context: &Context,
         interrupts: &Interrupts,
         name: &str,
@@ -120,63 +124,55 @@ impl LazyTransfer {
     ) -> Result<LazyServed, Failure> {
         context.remark(&format!("{name} runs as process {pid}; its memory follows"));
         let mut display = ProgressDisplay::new(context, format!("memory of {name}"));
-        let failure = match self.receive(&mut |done, total| display.update(done, total)) {
-            Ok(served) => return Ok(served),
-            Err((error, kept)) => {
-                // A daemon that has given up does not bring the rest.
-                if interrupts.came() && !matches!(error, ControlError::Refused { .. }) {
-                    return Err(Failure::interrupted(format!(
-                        "interrupted: {name} goes on as process {pid}; the daemon brings the rest of its memory"
-                    )));
-                }
-                end(pid, kept);
-                Failure::from(error)
+        let served = self.receive(&mut |done, total| display.update(done, total));
+        served.map_err(|error| {
+            // A daemon that has given up does not bring the rest.
+            if interrupts.came() && matches!(error, ControlError::Closed) {
+                return Failure::interrupted(format!(
+                    "interrupted: {name} goes on as process {pid}; the daemon brings the rest of its memory"
+                ));
             }
-        };
-        Err(failure.during(format!(
-            "restore {name}: process {pid} was ended, as pages of it are missing"
-        )))
+            explain(name, pid, error)
+        })
     }
 
     /// Does what [`finish`](Self::finish) does, on a thread of its own: this command waits for the process.
-    pub(crate) fn finish_beside(self, name: &str, pid: u32) {
+    pub(crate) fn finish_beside(mut self, name: &str, pid: u32) {
         let name = name.to_owned();
         thread::spawn(move || {
-            if let Err((error, kept)) = self.receive(&mut |_, _| {}) {
-                end(pid, kept);
-                let cause = Failure::from(error).message;
-                eprintln!("{name}: process {pid} was ended, as pages of it are missing: {cause}");
+            if let Err(error) = self.receive(&mut |_, _| {}) {
+                eprintln!("{}", explain(&name, pid, error).message);
             }
         });
     }
 
-    /// Waits for the daemon's last reply. A failure comes with the userfaultfds, which must be open until the
-    /// processes have ended.
-    fn receive(
-        mut self,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<LazyServed, (ControlError, Vec<OwnedFd>)> {
-        let mut kept = Vec::new();
-        let received = self
-            .connection
-            .finish_with::<request::Thaw>(&mut |so_far, fds| match fds.is_empty() {
-                true => progress(so_far.done_bytes, so_far.total_bytes),
-                false => kept.extend(fds),
-            });
-        received.map_err(|error| (error, kept))
+    /// Waits for the last reply.
+    fn receive(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<LazyServed, ControlError> {
+        let served = self.connection.finish::<request::Thaw>(&mut |so_far| {
+            progress(so_far.done_bytes, so_far.total_bytes);
+        })?;
+        // It has nothing left to do.
+        let _ = self.keeper.wait();
+        Ok(served)
     }
 }
 
-/// Ends a process tree, and only then lets its missing pages go.
-fn end(pid: u32, kept: Vec<OwnedFd>) {
-    // One may fork while the others are killed.
-    for _ in 0..KILLS {
-        let tree = processes::tree(pid);
-        tree.iter().copied().for_each(processes::kill);
-        let left = processes::wait_until_gone(&tree, KILL_PATIENCE);
-        if left.is_empty() && processes::descendants(pid).is_empty() {
-            break;
+/// Returns the failure of a transfer to processes that run.
+fn explain(name: &str, pid: u32, error: ControlError) -> Failure {
+    let cause = match error {
+        ControlError::Closed | ControlError::Receive(_) => {
+            let message = format!(
+                "restore {name}: the keeper of process {pid} was ended; the daemon brings the rest of its memory"
+            );
+            return Failure::new(Code::Internal, message).hint(format!(
+                "end process {pid} if permafrostd ends before all of its memory is there: it would read zeros"
+            ));
         }
-    }
-    drop(kept);
+        // The keeper's word for a daemon that went away.
+        ControlError::Unexpected { .. } => ControlError::Closed,
+        other => other,
+    };
+    Failure::from(cause).during(format!(
+        "restore {name}: process {pid} was ended, as pages of it are missing"
+    ))
 }

@@ -82,6 +82,7 @@ pub(crate) fn lend(context: &Context, arguments: &LendArguments) -> Result<(), F
     let checkpoint = exported.checkpoint.as_ref();
     let name = checkpoint.map_or(arguments.checkpoint.clone(), crate::words::name_of);
     let (listener, address) = listen(arguments)?;
+    let _made = arguments.listen_unix.as_deref().map(MadeSocket);
     let request = request::Lend {
         checkpoint: name.clone(),
     };
@@ -98,10 +99,6 @@ pub(crate) fn lend(context: &Context, arguments: &LendArguments) -> Result<(), F
     };
     context.print(&lending, human_lending)?;
     let served = connection.finish::<request::Lend>(&mut |_| {});
-    if let Some(socket) = &arguments.listen_unix {
-        // It was made above.
-        let _ = std::fs::remove_file(socket);
-    }
     match served {
         // Ctrl-C is how it ends.
         Err(_) if interrupts.came() => Ok(()),
@@ -110,6 +107,16 @@ pub(crate) fn lend(context: &Context, arguments: &LendArguments) -> Result<(), F
             context.remark(&format!("{} given", human::bytes(served.bytes)));
             Ok(())
         }
+    }
+}
+
+/// The file of a socket that this command has made, which goes with it.
+struct MadeSocket<'a>(&'a Path);
+
+impl Drop for MadeSocket<'_> {
+    fn drop(&mut self) {
+        // It may have been removed meanwhile.
+        let _ = std::fs::remove_file(self.0);
     }
 }
 

@@ -16,6 +16,7 @@ mod hooks;
 mod inspect;
 mod keys;
 mod lazy;
+mod lazy_keeper;
 mod lend;
 mod manage;
 mod node;
@@ -55,6 +56,7 @@ fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
         // The exit code is the task's.
         Command::Slurm(arguments) => return Ok(slurm::slurm(context, arguments)),
         Command::FreezeGuard(arguments) => return dump::guard(arguments),
+        Command::LazyKeeper => lazy_keeper::keep(context),
         Command::Dump(arguments) => dump::dump(context, &arguments),
         Command::Restore(arguments) => restore::restore(context, &arguments),
         Command::Get(arguments) => transfer::get(context, &arguments),

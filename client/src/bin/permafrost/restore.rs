@@ -269,7 +269,14 @@ pub(crate) fn bring_back(
             images: &images,
             turn: &arguments.turn,
         },
-        (run, &criu, &Tasks(tasks_of(&manifest))),
+        (
+            run,
+            &criu,
+            &Tasks {
+                pids: tasks_of(&manifest),
+                ..Tasks::default()
+            },
+        ),
     )?;
     let pid = finished
         .status

@@ -1,0 +1,180 @@
+//! Keeper of the userfaultfds of lazily restored processes, in a process of its own.
+//!
+//! CRIU hands the processes over to the keeper, which hands duplicates to the daemon. So while the keeper lives, nothing
+//! that happens to the daemon lets a missing page read as zeros: the process waits for it, until the keeper ends it.
+
+use std::collections::HashMap;
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use permafrost_transport::framing;
+use permafrost_userfault::Userfault;
+use rustix::net::sockopt::socket_peercred;
+
+use super::{PROBE_PERIOD, RESTORE_FINISHED};
+use crate::handles::{ProcessHandle, TreeHandles};
+use crate::processes;
+
+/// Time for killed processes to end: freeing a large memory takes a while.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Keeper of the processes of one lazy restore.
+#[derive(Default)]
+pub struct LazyKeeper {
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    userfaults: Vec<Userfault>,
+    processes: TreeHandles,
+    /// Pids in this namespace, by pids in the processes' own one.
+    pids: HashMap<u32, u32>,
+    /// CRIU, once it has come.
+    criu: Option<ProcessHandle>,
+    has_forked: bool,
+    is_ending: bool,
+}
+
+impl LazyKeeper {
+    /// Passes on to `daemon` what CRIU says and hands over, and keeps duplicates, until all processes run or CRIU gives
+    /// up. CRIU descends from process `command`, or is its child's sibling.
+    ///
+    /// # Errors
+    /// CRIU breaks the protocol; no descriptor is left.
+    pub fn relay(
+        &self,
+        mut criu: &UnixStream,
+        mut daemon: &UnixStream,
+        command: u32,
+    ) -> io::Result<()> {
+        let peer = socket_peercred(criu)?.pid.as_raw_nonzero().get();
+        let criu_pid = u32::try_from(peer).unwrap_or_default();
+        self.kept.lock().criu = Some(ProcessHandle::open(criu_pid)?);
+        loop {
+            let mut word = [0; 4];
+            match criu.read_exact(&mut word) {
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(()),
+                read => read?,
+            }
+            // A daemon that has gone away takes nothing. The processes are ended then, which CRIU finds out.
+            if let Err(error) = daemon.write_all(&word) {
+                tracing::debug!(%error, "the daemon does not read");
+            }
+            match i32::from_ne_bytes(word) {
+                RESTORE_FINISHED => return Ok(()),
+                // A zombie, which has no memory.
+                ..0 => {}
+                pid => {
+                    let userfault = Userfault::new(framing::recv_fd(criu)?)?;
+                    let sent = framing::send_fd(daemon, userfault.as_fd());
+                    if let Err(error) = sent {
+                        tracing::debug!(%error, "the daemon does not read");
+                    }
+                    self.add(pid.unsigned_abs(), userfault, [criu_pid, command]);
+                }
+            }
+        }
+    }
+
+    /// Returns true if CRIU has come.
+    pub fn has_criu(&self) -> bool {
+        self.kept.lock().criu.is_some()
+    }
+
+    /// Keeps the userfaultfd of a process that one of the processes has forked.
+    ///
+    /// # Errors
+    /// It is no userfaultfd.
+    pub fn add_fork(&self, userfault: OwnedFd) -> io::Result<()> {
+        let userfault = Userfault::new(userfault)?;
+        let mut kept = self.kept.lock();
+        kept.userfaults.push(userfault);
+        kept.has_forked = true;
+        Ok(())
+    }
+
+    /// Looks for children of the processes, and lets go of those that have ended. Called several times a second.
+    pub fn refresh(&self) {
+        let mut kept = self.kept.lock();
+        if std::mem::take(&mut kept.has_forked) {
+            kept.processes.add_descendants();
+        }
+        kept.userfaults.retain(|userfault| !userfault.is_gone());
+        kept.processes.remove_ended();
+    }
+
+    /// Begins to end the processes, because pages of them cannot be brought. CRIU may hand over others still: they are
+    /// killed as they come.
+    pub fn begin_end(&self) {
+        let mut kept = self.kept.lock();
+        kept.is_ending = true;
+        kept.processes.end(Duration::ZERO);
+    }
+
+    /// Returns true if CRIU has come and ended.
+    pub fn has_criu_ended(&self) -> bool {
+        let kept = self.kept.lock();
+        kept.criu.as_ref().is_some_and(ProcessHandle::has_ended)
+    }
+
+    /// Kills CRIU: it may not notice that the processes it restores were killed, and waits for them for ever.
+    pub fn kill_criu(&self) {
+        if let Some(criu) = &self.kept.lock().criu {
+            criu.kill();
+        }
+    }
+
+    /// Kills all processes. Returns the number of those that have not ended within 30 s.
+    pub fn end(&self) -> usize {
+        self.kept.lock().processes.end(PATIENCE)
+    }
+
+    /// Waits until no process is left that could access a missing page. One that was not found, because its parents had
+    /// ended before it was looked for, waits for its page as long.
+    pub fn hold_until_gone(&self) {
+        loop {
+            self.refresh();
+            if self.kept.lock().userfaults.is_empty() {
+                return;
+            }
+            thread::sleep(PROBE_PERIOD);
+        }
+    }
+
+    fn add(&self, pid: u32, userfault: Userfault, ancestors: [u32; 2]) {
+        let mut kept = self.kept.lock();
+        kept.userfaults.push(userfault);
+        let Some(process) = kept.find(pid, ancestors) else {
+            tracing::warn!(pid, "restored process not found");
+            return;
+        };
+        if kept.is_ending {
+            process.kill();
+        }
+        kept.processes.push(process);
+    }
+}
+
+impl Kept {
+    /// Opens the process that has `pid` in its own namespace, below one of `ancestors`.
+    fn find(&mut self, pid: u32, ancestors: [u32; 2]) -> Option<ProcessHandle> {
+        if !self.pids.contains_key(&pid) {
+            // All processes are there before CRIU hands the first one over.
+            let own = std::process::id();
+            let below = ancestors.into_iter().flat_map(processes::descendants);
+            self.pids = below
+                .filter(|found| *found != own && !ancestors.contains(found))
+                .filter_map(|found| Some((processes::innermost_pid(found)?, found)))
+                .collect();
+        }
+        let found = *self.pids.get(&pid)?;
+        let process = ProcessHandle::open(found).ok()?;
+        // The pid may have passed to another process before it was opened.
+        (processes::innermost_pid(found) == Some(pid)).then_some(process)
+    }
+}
