@@ -202,4 +202,7 @@ fn a_lazy_restore_goes_on_when_the_node_that_serves_it_dies() {
     task.assert_sound();
     task.kill();
     assert!(restoring.wait().unwrap().success());
+    // The agent knows which pages were waited for.
+    let orders = agent.control().with_file_name("touched");
+    assert_eq!(std::fs::read_dir(orders).unwrap().count(), 1);
 }

@@ -10,6 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use permafrost_criu::ProgressReceiver;
 use permafrost_criu::directory::{self, ExportedPart, ImagesDir};
 use permafrost_criu::frontend::{self, StreamError};
+use permafrost_criu::lazy::TouchedPages;
 use permafrost_criu::source::LazySource;
 use permafrost_protocol::control::{self, ErrorCode, reply, request};
 use permafrost_protocol::pageserver::SpaceId;
@@ -20,7 +21,7 @@ use super::images::{self, Served};
 use super::nodes::{Nodes, odd_answer, refusal};
 use super::session::{RemoteDump, Sink};
 use crate::error::{DumpError, NodesError};
-use crate::host::{Backend, Client, Lent, ServeLazily, Waits};
+use crate::host::{Backend, Client, Lent, ServeLazily, TouchedFiles, Waits};
 use crate::remote::{Holders, RemoteCheckpoint};
 
 /// Time limit for CRIU to connect after it was promised its images.
@@ -41,15 +42,23 @@ pub struct Remote {
     /// Time for which a session may wait for its dump, or for its seal.
     pub(super) session_ttl: Duration,
     sessions: Mutex<HashMap<String, Arc<RemoteDump>>>,
+    /// Orders of accesses, for lazy restores.
+    touched: TouchedFiles,
 }
 
 impl Remote {
-    pub(super) fn new(nodes: Nodes, durability: String, session_ttl: Duration) -> Self {
+    pub(super) fn new(
+        nodes: Nodes,
+        durability: String,
+        session_ttl: Duration,
+        touched: TouchedFiles,
+    ) -> Self {
         Self {
             nodes: Arc::new(nodes),
             durability,
             session_ttl,
             sessions: Mutex::default(),
+            touched,
         }
     }
 
@@ -665,6 +674,14 @@ impl Backend for Remote {
         cancel: &request::CancelReservation,
     ) -> Result<(), control::Error> {
         self.cancel_on_node(cancel)
+    }
+
+    fn touched(&self, checkpoint: &control::Checkpoint) -> TouchedPages {
+        self.touched.load(&checkpoint.id)
+    }
+
+    fn record_touched(&self, checkpoint: &control::Checkpoint, touched: &TouchedPages) {
+        self.touched.store(&checkpoint.id, touched);
     }
 
     /// Ignores the measurement: the nodes measure their part themselves.

@@ -111,7 +111,9 @@ impl Agent {
             options.deadline,
             options.transport,
         )?;
-        let remote = Arc::new(Remote::new(nodes, options.durability, options.session_ttl));
+        let touched = host::TouchedFiles::within(&run_dir);
+        let remote = Remote::new(nodes, options.durability, options.session_ttl, touched);
+        let remote = Arc::new(remote);
         let api = api::ApiSocket::listen(&run_dir, &remote.nodes)?;
         let host = bound.serve(Arc::clone(&remote));
         let expiry = tokio::spawn(expire(Arc::clone(&remote)));

@@ -25,8 +25,8 @@ use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::TakenBy;
 use permafrost_store::{Adoption, SessionRequest, SessionSink, StoreError};
 
-use super::touched::TouchedFiles;
 use crate::denials::{DenialLists, no_certificates};
+use permafrost_agent::host::TouchedFiles;
 
 /// The store of this node.
 pub(crate) struct Local {

@@ -10,7 +10,6 @@ mod policies;
 mod retaining;
 mod source;
 mod startup;
-mod touched;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -187,7 +186,7 @@ impl Daemon {
             denials,
             identity,
             operator: member.as_ref().map(Member::operator),
-            touched: touched::TouchedFiles::within(&config.data_dir),
+            touched: permafrost_agent::host::TouchedFiles::within(&config.data_dir),
             audit: Arc::clone(&audit),
             in_cluster: member.as_ref().map(Member::status),
             registry: config

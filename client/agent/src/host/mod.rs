@@ -20,6 +20,7 @@ mod limits;
 mod owner;
 mod private_memory;
 mod run_dir;
+mod touched;
 
 use std::fs::File;
 use std::io;
@@ -42,6 +43,7 @@ pub use descriptors::raise_descriptor_limit;
 pub use ending::{STOPPING, end_within};
 pub use private_memory::keep_memory_private;
 pub use run_dir::make_private_dir;
+pub use touched::TouchedFiles;
 
 /// Addresses and time limits of a host's listeners.
 #[derive(Clone, Debug)]

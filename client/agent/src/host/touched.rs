@@ -1,5 +1,5 @@
-//! The orders in which restored processes accessed their pages: a small file for each checkpoint, in the data
-//! directory. Losing one costs the next hybrid restore some speed, and nothing else.
+//! The orders in which restored processes accessed their pages: a small file for each checkpoint, in a directory of
+//! the daemon or the agent. Losing one costs the next hybrid restore some speed, and nothing else.
 
 use std::fs::{self, DirEntry};
 use std::io::{self, Write as _};
@@ -13,16 +13,18 @@ use permafrost_criu::lazy::TouchedPages;
 const MAX_FILES: usize = 256;
 
 /// Directory of the orders.
-pub(crate) struct TouchedFiles(PathBuf);
+pub struct TouchedFiles(PathBuf);
 
 impl TouchedFiles {
-    /// Returns the orders below a data directory.
-    pub(super) fn within(data_dir: &Path) -> Self {
-        Self(data_dir.join("touched"))
+    /// Returns the orders below a directory.
+    #[must_use]
+    pub fn within(directory: &Path) -> Self {
+        Self(directory.join("touched"))
     }
 
     /// Returns the order of a checkpoint (32 hex digits); an empty one if none is known.
-    pub(super) fn load(&self, checkpoint: &str) -> TouchedPages {
+    #[must_use]
+    pub fn load(&self, checkpoint: &str) -> TouchedPages {
         fs::read(self.0.join(checkpoint)).map_or_else(
             |_| TouchedPages::default(),
             |bytes| TouchedPages::decode(&bytes),
@@ -30,14 +32,14 @@ impl TouchedFiles {
     }
 
     /// Keeps the order of a checkpoint.
-    pub(super) fn store(&self, checkpoint: &str, touched: &TouchedPages) {
+    pub fn store(&self, checkpoint: &str, touched: &TouchedPages) {
         if let Err(error) = self.try_store(checkpoint, touched) {
             tracing::warn!(checkpoint, %error, "order of accesses not kept");
         }
     }
 
     fn try_store(&self, checkpoint: &str, touched: &TouchedPages) -> io::Result<()> {
-        permafrost_agent::host::make_private_dir(&self.0).map_err(io::Error::other)?;
+        super::make_private_dir(&self.0).map_err(io::Error::other)?;
         self.remove_oldest()?;
         let new = self.0.join(format!("{checkpoint}.new"));
         let mut file = fs::OpenOptions::new()
