@@ -3,6 +3,7 @@
 mod clients;
 mod contenders;
 mod figures;
+mod lazy;
 mod predictions;
 mod queues;
 mod recovery;
@@ -35,6 +36,8 @@ enum Bench {
     Predictions(predictions::Options),
     /// Predicted waits of queues, compared with the measured ones
     Queues(queues::Options),
+    /// Lazy restores beside plain ones: time until the process runs, and rate at which its memory follows
+    Lazy(lazy::Options),
     /// Dumps beside clients that ask the HTTP API without pause
     Clients(clients::Options),
 }
@@ -119,6 +122,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Some(Bench::Repair(options)) => replicas::repair::run(options),
         Some(Bench::Predictions(options)) => predictions::run(options),
         Some(Bench::Queues(options)) => queues::run(options),
+        Some(Bench::Lazy(options)) => lazy::run(options),
         Some(Bench::Clients(options)) => clients::run(options),
     }
 }
