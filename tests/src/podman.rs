@@ -100,8 +100,9 @@ impl Podman {
         symlink(&criu.path, bin.join("criu")).context("link CRIU")?;
         let policy = r#"{"default": [{"type": "insecureAcceptAnything"}]}"#;
         fs::write(home.join("policy.json"), policy).context("write the policy")?;
+        // Locks in shared memory would be those of every podman of the machine.
         let configuration = format!(
-            "[engine]\nconmon_path = [\"{}\"]\nruntime = \"runc\"\n[engine.runtimes]\nrunc = [\"{}\"]\n\
+            "[engine]\nlock_type = \"file\"\nconmon_path = [\"{}\"]\nruntime = \"runc\"\n[engine.runtimes]\nrunc = [\"{}\"]\n\
              [network]\nnetwork_backend = \"cni\"\nnetwork_config_dir = \"{}\"\n",
             root().join("usr/bin/conmon").display(),
             runc::program().display(),
