@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Resource, getrlimit};
 
 use crate::criu::Criu;
 use crate::runc;
@@ -76,6 +77,14 @@ fn command() -> Command {
         .env("LD_LIBRARY_PATH", libraries.join(":"))
         .stdin(Stdio::null());
     command
+}
+
+/// Returns how many processes a container may have, as an option of podman: all of root's on the machine count. podman
+/// lowers its own limit to this number, and without CAP_SYS_RESOURCE no limit is raised.
+fn process_limit() -> String {
+    let most = getrlimit(Resource::Nproc).maximum.unwrap_or(u64::MAX);
+    let most = most.min(32_768);
+    format!("nproc={most}:{most}")
 }
 
 /// A podman whose containers are removed when it is dropped.
@@ -168,7 +177,7 @@ impl Podman {
             "--ulimit",
             "nofile=1024:1024",
             "--ulimit",
-            "nproc=1000:1000",
+            &process_limit(),
             IMAGE,
             "/bin/sh",
             "-c",
