@@ -41,7 +41,7 @@ const SOURCES: [&str; 17] = [
     "client/credentials/src/pki.rs",
     "client/credentials/src/token.rs",
     "client/agent/src/host/arguments.rs",
-    "server/src/main.rs",
+    "server/src/arguments.rs",
 ];
 
 /// Commands that print an object with `--json`, the file of its type (empty: one of [`SOURCES`]), and the type.
