@@ -5,7 +5,7 @@
 //! names, or the file beside the images if the environment is missing; with PERMAFROST_JOB it stores the images for
 //! that job: a directory that has its pages is imported, for one whose pages went to the page server the anonymous
 //! session that fits is adopted. If that fails it exits non-zero, so that CRIU rolls the dump back and the tasks
-//! continue. A daemon that does not answer by PERMAFROST_SEAL_BY has failed: the freeze ends then.
+//! continue. With PERMAFROST_STREAM, images come through pipes: their receiver has to have all of them first. A daemon that does not answer by PERMAFROST_SEAL_BY has failed: the freeze ends then.
 //!
 //! Called as `permafrost-hook`, which `permafrost install-criu-hooks` makes a link to it, it stores the dumps that
 //! neither variable names, too, under the names of [`name`].
@@ -23,6 +23,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::mpsc;
@@ -43,6 +44,9 @@ const ACTION_VARIABLE: &str = "CRTOOLS_SCRIPT_ACTION";
 
 /// CRIU's variable for the images directory, a `/proc/PID/fd/N` path.
 const IMAGES_VARIABLE: &str = "CRTOOLS_IMAGE_DIR";
+
+/// Longest description of a failed stream that is read, bytes.
+const MAX_OUTCOME_BYTES: u64 = 8 << 10;
 
 /// Time for reading an answer that has already arrived.
 const GRACE: Duration = Duration::from_millis(100);
@@ -251,6 +255,24 @@ fn open_images() -> Result<File, ControlError> {
     })
 }
 
+/// Waits until the receiver of streamed images has all of them, and permafrostd the pages.
+fn await_images(receiver: &Path) -> Result<(), ControlError> {
+    let refused = |message: String| ControlError::Refused {
+        code: ErrorCode::SessionFailed,
+        message,
+        hint: String::new(),
+    };
+    let mut outcome = String::new();
+    UnixStream::connect(receiver)
+        .and_then(|stream| stream.take(MAX_OUTCOME_BYTES).read_to_string(&mut outcome))
+        .map_err(|error| refused(format!("receive the outcome of the stream: {error}")))?;
+    match outcome.as_str() {
+        verdict::STREAM_ENDED => Ok(()),
+        "" => Err(refused("the receiver of the images has ended".to_owned())),
+        _ => Err(refused(outcome)),
+    }
+}
+
 /// Seals the session, or imports the directory for the job, or adopts the anonymous session that fits.
 fn seal(
     images: &File,
@@ -259,6 +281,9 @@ fn seal(
     job: String,
 ) -> Result<Verdict, ControlError> {
     let start = Instant::now();
+    if let Some(receiver) = env::var_os(verdict::STREAM_VARIABLE) {
+        await_images(Path::new(&receiver))?;
+    }
     let mut connection = Connection::connect(socket)?;
     let directory = Some(images.as_fd());
     let checkpoint = if !session.is_empty() {

@@ -11,6 +11,10 @@ use prost::Message;
 /// Name of the socket that CRIU connects to, in its images directory.
 pub const SERVE_SOCKET: &str = "streamer-serve.sock";
 
+/// Name of the socket that a dumping CRIU connects to, in its images directory. There, the read end of a pipe follows
+/// each request, and no reply: CRIU writes the file into the other end.
+pub const CAPTURE_SOCKET: &str = "streamer-capture.sock";
+
 /// CRIU's request for a file.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct FileRequest {

@@ -24,7 +24,7 @@ const BEGIN: &str = "<!-- generated: ";
 const END: &str = "<!-- end -->";
 
 /// Directories and files whose types the documents describe. One name means one type in them.
-const SOURCES: [&str; 17] = [
+const SOURCES: [&str; 18] = [
     "protocol/src/control",
     "protocol/src/manifest.rs",
     "protocol/src/images/stats.rs",
@@ -35,6 +35,7 @@ const SOURCES: [&str; 17] = [
     "client/src/bin/permafrost/arguments.rs",
     "client/src/bin/permafrost/cli.rs",
     "client/src/bin/permafrost/dump/pre_copy.rs",
+    "client/src/bin/permafrost/dump/stream.rs",
     "client/src/bin/permafrost/hooks.rs",
     "client/src/bin/permafrost/lazy.rs",
     "client/src/bin/permafrost/lend.rs",

@@ -174,7 +174,7 @@ const RESERVED: &[(&str, bool, bool, &str)] = &[
         "stream",
         true,
         true,
-        "streaming and the page server do not go together",
+        "a dump has permafrost's own --stream, a restore streams unless told otherwise",
     ),
     ("lazy-pages", true, true, "lazy pages are not served yet"),
     (

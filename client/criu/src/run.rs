@@ -196,6 +196,13 @@ impl CriuRun {
         self.args(["--page-server", "--ps-socket", "0"])
     }
 
+    /// Sends images and pages through pipes to a socket in the images directory. The guard of the freeze, and CRIU,
+    /// have `socket` as their standard input: its other end sees when they end, or when the guard shuts it down.
+    pub fn stream(&mut self, socket: OwnedFd) -> &mut Self {
+        self.command.stdin(Stdio::from(socket));
+        self.arg("--stream")
+    }
+
     /// Puts CRIU into a process group of its own, so that a terminal's Ctrl-C reaches only `permafrost`: a CRIU
     /// that is killed in the middle of a dump would leave its parasite in the tasks.
     pub fn own_process_group(&mut self) -> &mut Self {

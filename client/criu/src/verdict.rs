@@ -37,6 +37,13 @@ pub const SEAL_BY_VARIABLE: &str = "PERMAFROST_SEAL_BY";
 /// Environment variable that names the job for which an anonymous session is adopted.
 pub const JOB_VARIABLE: &str = "PERMAFROST_JOB";
 
+/// Environment variable that names the socket at which the receiver of streamed images reports whether it has all.
+pub const STREAM_VARIABLE: &str = "PERMAFROST_STREAM";
+
+/// Report of that receiver when all images are there and the session has the pages, or when permafrostd has refused them:
+/// its reply to the seal tells which, and why. Anything else is an error.
+pub const STREAM_ENDED: &str = "ended";
+
 /// CODE of a verdict if the daemon did not reply: the exit code of `permafrost` for the same failure.
 pub const UNREACHABLE: i32 = 10;
 

@@ -35,6 +35,16 @@ pub struct ImageReader<'a> {
     offset: usize,
 }
 
+impl ImageReader<'_> {
+    /// Returns a reader of no records.
+    pub(super) const fn empty() -> ImageReader<'static> {
+        ImageReader {
+            bytes: &[],
+            offset: 0,
+        }
+    }
+}
+
 impl<'a> ImageReader<'a> {
     /// Checks the head.
     ///

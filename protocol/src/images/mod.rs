@@ -25,6 +25,8 @@ pub use magic::{
 };
 pub use mm::{Mapping, read_mappings, write_mappings};
 pub use names::{ImageName, mm_name, pagemap_name, pages_name};
-pub use pagemap::{FIRST_SERVED_PAGES_ID, Pagemap, PagemapEntry, PagemapReader, PagemapWriter};
+pub use pagemap::{
+    FIRST_SERVED_PAGES_ID, Pagemap, PagemapEntry, PagemapReader, PagemapStream, PagemapWriter,
+};
 pub use pstree::{Process, read_pstree, write_pstree};
 pub use stats::{DumpStats, RestoreStats, Stats};

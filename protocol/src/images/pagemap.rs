@@ -191,6 +191,103 @@ impl Iterator for PagemapReader<'_> {
     }
 }
 
+/// Reads a pagemap that arrives in pieces.
+#[derive(Debug, Default)]
+pub struct PagemapStream {
+    /// Bytes of a head or a record that is not complete.
+    rest: Vec<u8>,
+    reader: Option<PagemapReader<'static>>,
+}
+
+/// Length of a pagemap's two magic words.
+const MAGIC_BYTES: usize = 8;
+
+/// Longest record that is taken, bytes: an entry has at most 40.
+const MAX_RECORD_BYTES: usize = 4096;
+
+impl PagemapStream {
+    /// Returns N of `pages-N.img`, once the head has come.
+    #[must_use]
+    pub fn pages_id(&self) -> Option<u32> {
+        self.reader.as_ref().map(PagemapReader::pages_id)
+    }
+
+    /// Takes the next bytes. Returns the entries that they complete.
+    ///
+    /// # Errors
+    /// The pagemap is damaged.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<PagemapEntry>, ImageError> {
+        self.rest.extend_from_slice(bytes);
+        let mut entries = Vec::new();
+        let mut done = 0;
+        loop {
+            let begin = match self.reader {
+                Some(_) => done,
+                None => done + MAGIC_BYTES,
+            };
+            let Some(len_bytes) = self.record_len(begin)? else {
+                break;
+            };
+            let end = begin + size_of::<u32>() + len_bytes;
+            if end > self.rest.len() {
+                break;
+            }
+            match &mut self.reader {
+                None => {
+                    let head = PagemapReader::new(&self.rest[done..end])?;
+                    self.reader = Some(PagemapReader {
+                        records: ImageReader::empty(),
+                        ..head
+                    });
+                }
+                Some(reader) => {
+                    let offset = begin;
+                    let bytes = &self.rest[begin + size_of::<u32>()..end];
+                    entries.push(reader.entry(Record { offset, bytes })?);
+                }
+            }
+            done = end;
+        }
+        self.rest.drain(..done);
+        Ok(entries)
+    }
+
+    /// Returns the length of the record that begins there, if that has come.
+    fn record_len(&self, begin: usize) -> Result<Option<usize>, ImageError> {
+        let word = self.rest.get(begin..begin + size_of::<u32>());
+        let Some(len) = word.and_then(|word| word.try_into().ok()) else {
+            return Ok(None);
+        };
+        let len_bytes = usize::try_from(u32::from_le_bytes(len)).unwrap_or(usize::MAX);
+        if len_bytes > MAX_RECORD_BYTES {
+            return Err(ImageError::Truncated {
+                offset: begin,
+                missing_bytes: len_bytes,
+            });
+        }
+        Ok(Some(len_bytes))
+    }
+
+    /// Ends the pagemap.
+    ///
+    /// # Errors
+    /// It has no head, or ends inside a record.
+    pub fn finish(self) -> Result<(), ImageError> {
+        if self.reader.is_none() {
+            return Err(ImageError::MissingRecord {
+                record: "pagemap head",
+            });
+        }
+        match self.rest.len() {
+            0 => Ok(()),
+            _ => Err(ImageError::Truncated {
+                offset: 0,
+                missing_bytes: 1,
+            }),
+        }
+    }
+}
+
 /// Refuses a record with fields above `last_known`. Pagemaps are rewritten from page maps, not edited: an unknown
 /// field would be lost, and the pages that it concerns (compression, say) would be served wrongly.
 fn refuse_unknown(record: &Record<'_>, last_known: u32) -> Result<(), ImageError> {

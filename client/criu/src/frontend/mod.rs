@@ -3,6 +3,7 @@
 //! A front end knows nothing of where pages go: `permafrostd` hands it a sink over its own regions, so
 //! that pages go straight from the socket into them.
 
+mod capture;
 mod intake;
 mod lend;
 mod pageserver;
@@ -10,6 +11,7 @@ mod pipe;
 mod sink;
 mod streamer;
 
+pub use capture::{Capture, CaptureError, CaptureLimits};
 pub use lend::{LendError, LentCheckpoint, lend};
 pub use pageserver::{Bounded, ConversationEnd, ServeError, serve};
 pub use pipe::Pipe;

@@ -56,6 +56,9 @@ pub(crate) struct DumpArguments {
         conflicts_with = "pre_dump"
     )]
     pub(crate) pre_copy: Option<u32>,
+    /// Take images and pages from CRIU through pipes (`criu dump --stream`) instead of its page-server protocol.
+    #[arg(long, conflicts_with_all = ["pre_dump", "pre_copy"])]
+    pub(crate) stream: bool,
     /// Part of the dump with `--pre-copy` that these arguments are for.
     #[arg(skip)]
     pub(super) part: Part,

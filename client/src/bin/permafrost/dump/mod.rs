@@ -24,6 +24,7 @@ mod incomplete;
 mod pre_copy;
 mod report;
 mod run;
+mod stream;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -42,6 +43,7 @@ use permafrost_transport::control::{Connection, ControlError};
 pub(crate) use self::arguments::{DUMP_EXAMPLES, DumpArguments};
 pub(crate) use self::guard::{GuardArguments, guard};
 pub(crate) use self::report::Report;
+use self::stream::Way;
 use crate::words::name_of;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
@@ -167,6 +169,11 @@ fn take_part(
         incremental: sealed.checkpoint.parent_generation > 0,
         clean_pages_left_out: plan.parent.is_some(),
         checkpoint: sealed.checkpoint,
+        way: if arguments.stream {
+            Way::Stream
+        } else {
+            Way::PageServer
+        },
         pre_copy: None,
         restore_needs: plan.passed_on.with_counterpart(),
         log: arguments.work_dir.is_some().then_some(sealed.finished.log),
@@ -195,6 +202,13 @@ impl<'a> Plan<'a> {
         }
         if arguments.tcp_established {
             passed_on.add("tcp-established");
+        }
+        if arguments.stream && passed_on.has("track-mem") {
+            return Err(Failure::new(
+                Code::Invalid,
+                "CRIU does not track memory in a dump with --stream",
+            )
+            .hint("leave --stream or --track-mem out"));
         }
         let tracked = passed_on.take("track-mem") | arguments.pre_dump | arguments.part.is_later();
         let criu = Criu::new(arguments.criu.clone());
@@ -298,7 +312,8 @@ impl<'a> Plan<'a> {
             .work
             .as_ref()
             .map_or(0, |work| work.before(&self.origin.process()));
-        if self.arguments.full {
+        // A streaming CRIU knows no parents: equal pages are found by comparison alone.
+        if self.arguments.full || self.arguments.stream {
             return Ok(());
         }
         let same = manifest

@@ -10,6 +10,7 @@ use permafrost_terminal::table::facts;
 use serde::Serialize;
 
 use super::pre_copy::PreCopy;
+use super::stream::Way;
 use crate::inspect::copies;
 use crate::words::name_of;
 
@@ -31,6 +32,8 @@ pub(crate) struct Report {
     pub(super) incremental: bool,
     /// True if clean pages were not even sent, by soft-dirty bits.
     pub(super) clean_pages_left_out: bool,
+    /// Way by which CRIU sent the pages.
+    pub(super) way: Way,
     /// Rounds while the processes ran, with `--pre-copy`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) pre_copy: Option<PreCopy>,
@@ -83,6 +86,13 @@ pub(super) fn human_report(report: &Report) -> String {
                 },
             ),
             ("copies", copies(checkpoint)),
+            (
+                "sent",
+                match report.way {
+                    Way::PageServer => "by CRIU's page-server protocol".to_owned(),
+                    Way::Stream => "through pipes (--stream)".to_owned(),
+                },
+            ),
             (
                 "pre-copy",
                 report.pre_copy.as_ref().map(rounds).unwrap_or_default(),

@@ -18,6 +18,7 @@ use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
 use permafrost_transport::control::{Connection, SOCKET_VARIABLE};
 use rustix::process::Signal;
 
+use super::stream::Stream;
 use super::{Parent, Places, Plan, Sealed, dependencies, guard, incomplete};
 use crate::arguments::Durability;
 use crate::transfer::open_directory;
@@ -63,7 +64,16 @@ impl Plan<'_> {
         };
         handover::write(places.scratch.path(), &order)
             .map_err(|error| Failure::io("write into", places.scratch.path(), &error))?;
-        let run = self.criu_run(&order, places, &guarded, previous.as_deref(), socket)?;
+        let mut run = self.criu_run(&order, places, &guarded, previous.as_deref())?;
+        let stream = if self.arguments.stream {
+            let (stream, held) = Stream::start(places, socket)?;
+            run.stream(held)
+                .env(verdict::STREAM_VARIABLE, &stream.outcome);
+            Some(stream)
+        } else {
+            run.page_socket(socket.into());
+            None
+        };
         let running = run.start(&self.criu)?;
         let guard = running.pid();
         let mut watch = Watch::new(
@@ -87,7 +97,16 @@ impl Plan<'_> {
             }
         })?;
         drop(watch);
-        let sealed = self.conclude(connection, places, &opened, finished, interrupts)?;
+        let streamed = stream.map_or(Ok(()), Stream::finish);
+        let sealed = self
+            .conclude(connection, places, &opened, finished, interrupts)
+            .map_err(|failure| match streamed {
+                // CRIU sees a closed pipe, and knows no more.
+                Err(why) if failure.code == Code::CriuFailed => {
+                    failure.during(format!("images by --stream: {why}"))
+                }
+                _ => failure,
+            })?;
         Ok((sealed, waited))
     }
 
@@ -172,7 +191,6 @@ impl Plan<'_> {
         places: &Places,
         guarded: &Guarded,
         previous: Option<&str>,
-        socket: UnixStream,
     ) -> Result<CriuRun, Failure> {
         let command = if self.arguments.pre_dump {
             "pre-dump"
@@ -182,8 +200,7 @@ impl Plan<'_> {
         let guard = guard::command(guarded)?;
         let directories = (places.images.as_path(), places.work.as_path());
         let mut run = CriuRun::guarded(guard, guarded, &self.criu, command, directories);
-        run.args(["--tree", &self.arguments.pid.to_string()])
-            .page_socket(socket.into());
+        run.args(["--tree", &self.arguments.pid.to_string()]);
         if self.origin.tracked {
             run.arg("--track-mem");
         }
