@@ -5,7 +5,8 @@
 //! names, or the file beside the images if the environment is missing; with PERMAFROST_JOB it stores the images for
 //! that job: a directory that has its pages is imported, for one whose pages went to the page server the anonymous
 //! session that fits is adopted. If that fails it exits non-zero, so that CRIU rolls the dump back and the tasks
-//! continue. With PERMAFROST_STREAM, images come through pipes: their receiver has to have all of them first. A daemon that does not answer by PERMAFROST_SEAL_BY has failed: the freeze ends then.
+//! continue. With PERMAFROST_STREAM, images come through pipes: their receiver has to have all of them first. A daemon
+//! that does not answer by PERMAFROST_SEAL_BY has failed: the freeze ends then.
 //!
 //! Called as `permafrost-hook`, which `permafrost install-criu-hooks` makes a link to it, it stores the dumps that
 //! neither variable names, too, under the names of [`name`].
