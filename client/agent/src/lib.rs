@@ -22,6 +22,7 @@ mod images;
 mod nodes;
 mod put;
 pub mod remote;
+mod sealing;
 mod session;
 mod status;
 mod turns;
