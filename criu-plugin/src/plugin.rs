@@ -36,8 +36,8 @@ const HOOK: &str = "permafrost-hook";
 const SOCKET_VARIABLE: &str = "PERMAFROST_SOCKET";
 const DEFAULT_SOCKET: &str = "/run/permafrost/control.sock";
 
-/// What CRIU looks for in a plugin, `cr_plugin_desc_t` of `criu/include/criu-plugin.h` up to its hooks. CRIU reads as
-/// many hooks behind it as `max_hooks` says: none.
+/// Description that CRIU looks for in a plugin, `cr_plugin_desc_t` of `criu/include/criu-plugin.h` up to its hooks. CRIU
+/// reads as many hooks behind it as `max_hooks` says: none.
 #[repr(C)]
 pub struct Descriptor {
     name: *const c_char,

@@ -51,7 +51,7 @@ pub fn check() -> Result<(), String> {
 /// Returns true if there is a podman; otherwise prints loudly that `test` was skipped.
 ///
 /// # Panics
-/// Where [`REQUIRE_PODMAN`] is set to anything but 0: there a skipped test is a failed one.
+/// If there is none and [`REQUIRE_PODMAN`] is set to anything but 0.
 #[must_use]
 pub fn for_test(test: &str) -> bool {
     let Err(why) = check() else { return true };

@@ -20,7 +20,7 @@ use crate::rig;
 pub(super) enum Contender {
     /// `permafrost dump` and `permafrost restore`, region on tmpfs.
     Permafrost,
-    /// The same as the first dump into a new region, right after the daemon's start: it has not mapped all of it yet.
+    /// A first dump into a new region, right after the daemon's start: it has not mapped all of it yet.
     NewRegion,
     /// `criu dump` into tmpfs and `criu restore` from it.
     Local,
