@@ -25,7 +25,35 @@ pub struct Round {
     pub modified_pages: Option<u64>,
 }
 
-/// NextStep step of a pre-copy.
+/// Rounds of a dump with `--pre-copy`.
+#[derive(Debug, Serialize)]
+pub struct PreCopy {
+    /// The rounds, in order; empty if the dump was taken without them.
+    pub rounds: Vec<PreCopyRound>,
+    /// Reason why the dump followed the last round.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<RoundsEnd>,
+    /// Reason why there were no rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_done: Option<String>,
+}
+
+/// Round of a pre-copy.
+#[derive(Debug, Serialize)]
+pub struct PreCopyRound {
+    /// Number of pages that CRIU sent.
+    pub pages: u64,
+    /// Number of pages that the processes modified from the beginning of the round to its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub modified_pages: Option<u64>,
+    /// Duration of the round.
+    pub total_us: u64,
+    /// Time for which the processes were frozen, so that CRIU could find their pages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub frozen_us: Option<u64>,
+}
+
+/// Next step of a pre-copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextStep {
     /// Another round, while the task runs.

@@ -14,6 +14,7 @@
 
 mod error;
 mod join;
+mod receiver;
 mod sender;
 
 use std::collections::HashSet;
@@ -41,6 +42,7 @@ use rustix::io::Errno;
 use self::error::failed;
 pub use self::error::{CaptureError, CaptureLimits};
 use self::join::Join;
+pub use self::receiver::StreamReceiver;
 use self::sender::PageSender;
 
 /// Bytes that are read from a pipe at once; a pipe is made this large, too.

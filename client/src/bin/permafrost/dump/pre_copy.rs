@@ -12,7 +12,7 @@
 
 use std::time::{Duration, Instant};
 
-use permafrost_criu::rounds::{self, MOST_ROUNDS, NextStep, Round, RoundsEnd};
+use permafrost_criu::rounds::{self, MOST_ROUNDS, NextStep, PreCopy, PreCopyRound, Round};
 use permafrost_criu::{Criu, memory, processes, tracking};
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control::{Checkpoint, request};
@@ -22,7 +22,6 @@ use permafrost_terminal::failure::Failure;
 use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
 use permafrost_transport::control::Connection;
-use serde::Serialize;
 
 use super::report::Report;
 use super::{DumpArguments, take_part};
@@ -65,34 +64,6 @@ impl Part {
             Self::Round(number) => format!("dump {job}, round {number}"),
         }
     }
-}
-
-/// Rounds of a dump with `--pre-copy`.
-#[derive(Debug, Serialize)]
-pub(crate) struct PreCopy {
-    /// The rounds, in order; empty if the dump was taken without them.
-    pub(super) rounds: Vec<PreCopyRound>,
-    /// Reason why the dump followed the last round.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) ended: Option<RoundsEnd>,
-    /// Reason why there were no rounds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) not_done: Option<String>,
-}
-
-/// Round of a pre-copy.
-#[derive(Debug, Serialize)]
-pub(crate) struct PreCopyRound {
-    /// Number of pages that CRIU sent.
-    pub(super) pages: u64,
-    /// Number of pages that the processes modified from the beginning of the round to its end.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) modified_pages: Option<u64>,
-    /// Duration of the round.
-    pub(super) total_us: u64,
-    /// Time for which the processes were frozen, so that CRIU could find their pages.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) frozen_us: Option<u64>,
 }
 
 /// Parses the limit of rounds.

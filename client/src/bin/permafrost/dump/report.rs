@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use permafrost_criu::rounds::PreCopy;
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::images::DumpStats;
 use permafrost_terminal::human;
 use permafrost_terminal::table::facts;
 use serde::Serialize;
 
-use super::pre_copy::PreCopy;
 use super::stream::Way;
 use crate::inspect::copies;
 use crate::words::name_of;

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use permafrost_criu::frontend::StreamReceiver;
 use permafrost_criu::handover::{self, SealOrder};
 use permafrost_criu::verdict::{self, SealBy};
 use permafrost_criu::{CriuRun, Guarded, memory, processes, scratch, tree};
@@ -18,7 +19,6 @@ use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
 use permafrost_transport::control::{Connection, SOCKET_VARIABLE};
 use rustix::process::Signal;
 
-use super::stream::Stream;
 use super::{Parent, Places, Plan, Sealed, dependencies, guard, incomplete};
 use crate::arguments::Durability;
 use crate::transfer::open_directory;
@@ -66,7 +66,9 @@ impl Plan<'_> {
             .map_err(|error| Failure::io("write into", places.scratch.path(), &error))?;
         let mut run = self.criu_run(&order, places, &guarded, previous.as_deref())?;
         let stream = if self.arguments.stream {
-            let (stream, held) = Stream::start(places, socket)?;
+            let scratch = places.scratch.path();
+            let (stream, held) = StreamReceiver::start(&places.images, scratch, socket)
+                .map_err(|error| Failure::io("listen in", scratch, &error))?;
             run.stream(held)
                 .env(verdict::STREAM_VARIABLE, &stream.outcome);
             Some(stream)
@@ -97,7 +99,7 @@ impl Plan<'_> {
             }
         })?;
         drop(watch);
-        let streamed = stream.map_or(Ok(()), Stream::finish);
+        let streamed = stream.map_or(Ok(()), StreamReceiver::finish);
         let sealed = self
             .conclude(connection, places, &opened, finished, interrupts)
             .map_err(|failure| match streamed {
