@@ -2,8 +2,9 @@
 //! written for what was changed.
 //!
 //! A process of [`PAGES`] pages is dumped generation after generation; each changes so many pages, chosen at random.
-//! The last [`KEPT`] checkpoints are kept. With cleaning, the region is cleaned whenever the daemon would do it, as
-//! often as it would look at a region with a dump every few seconds. Bytes of maps have a column of their own; `maps.rs`
+//! The last [`KEPT`] checkpoints are kept. With cleaning, the region is cleaned whenever the daemon would do it, with a
+//! dump every few seconds: when it has grown, and after each eighth dump. The worst value of the first dumps, until
+//! [`SETTLED`] times the memory was changed, stands apart from that of all later ones. Bytes of maps have a column of their own; `maps.rs`
 //! measures maps alone.
 //!
 //! `cargo bench -p permafrost-benches --bench space [GENERATIONS]`
@@ -13,9 +14,9 @@ use std::sync::Arc;
 
 use permafrost_benches::{Numbers, noise, region};
 use permafrost_pmem::{
-    CheckpointId, FormatOptions, MapRoot, PAGE_SIZE, Region, RegionUsage, StoredCheckpoint,
+    CheckpointId, FormatOptions, MapRoot, MediumUsage, PAGE_SIZE, Region, StoredCheckpoint,
 };
-use permafrost_store::is_worth_cleaning;
+use permafrost_store::{has_grown, is_worth_cleaning};
 
 /// Pages of the process: 64 MiB.
 const PAGES: usize = 16_384;
@@ -23,6 +24,8 @@ const PAGES: usize = 16_384;
 const KEPT: usize = 4;
 /// Region in which segments can be left uncleaned for long.
 const REGION_BYTES: u64 = 2 << 30;
+/// Changed pages, as a multiple of the memory, after which the region is in its steady state.
+const SETTLED: u64 = 4;
 /// Generations after which the region is looked at, to be cleaned or only measured.
 const BETWEEN: [usize; 2] = [8, 64];
 /// Generations, unless another number is given.
@@ -33,7 +36,7 @@ fn main() {
     let generations: usize = given.unwrap_or(GENERATIONS);
     println!("{PAGES} pages, {generations} generations, the last {KEPT} kept, segments of 1 MiB");
     println!(
-        "changed  cleaned  used/live, last and worst  written/changed: dumps, of it maps, cleaning"
+        "changed  cleaned  used/live: last, worst, worst at first  written/changed: dumps, of it maps, cleaning"
     );
     for per_mille in [1, 10, 100] {
         for cleaned in [true, false] {
@@ -48,6 +51,8 @@ fn main() {
 struct Run {
     last: f64,
     worst: f64,
+    worst_at_first: f64,
+    used_then: u64,
     changed: u64,
     dumped: u64,
     maps: u64,
@@ -117,19 +122,27 @@ impl Run {
     fn clean_and_measure(&mut self, region: &Region, cleaned: bool, generation: usize) {
         let [cleaning, measuring] = BETWEEN;
         let between = if cleaned { cleaning } else { measuring };
-        if !(generation + 1).is_multiple_of(between) {
+        let usage = usage(region);
+        let grown = cleaned && has_grown(self.used_then, usage.used_bytes(), usage.segment_bytes);
+        if !grown && !(generation + 1).is_multiple_of(between) {
             return;
         }
         let mut survey = region.survey(&|checkpoint| Some(vec![root_of(checkpoint)]));
-        let (usage, live) = (region.usage(), survey.live_bytes() as f64);
-        let used = |usage: RegionUsage| (usage.capacity_bytes - usage.free_bytes) as f64;
-        self.worst = self.worst.max(used(usage) / live);
+        let live = survey.live_bytes() as f64;
+        let settled = self.changed >= SETTLED * (PAGES * PAGE_SIZE) as u64;
+        let worst = if settled {
+            &mut self.worst
+        } else {
+            &mut self.worst_at_first
+        };
+        *worst = worst.max(usage.used_bytes() as f64 / live);
         if cleaned && is_worth_cleaning(&usage, survey.reclaimable_bytes(usage.segment_bytes)) {
             let done = region.clean(&mut survey, u64::MAX).expect("clean");
             self.moved += done.written_bytes;
         }
         drop(survey);
-        self.last = used(region.usage()) / live;
+        self.used_then = self::usage(region).used_bytes();
+        self.last = self.used_then as f64 / live;
     }
 
     fn row(&self, per_mille: usize, cleaned: bool) -> String {
@@ -139,16 +152,21 @@ impl Run {
             generation => format!("  full at generation {generation}"),
         };
         format!(
-            "{:>5.1} %  {:>7}  {:>9.2} {:>9.2}        {:>8.2} {:>8.2} {:>8.2}{full}",
+            "{:>5.1} %  {:>7}  {:>9.2} {:>9.2} {:>9.2}        {:>8.2} {:>8.2} {:>8.2}{full}",
             per_mille as f64 / 10.0,
             if cleaned { "yes" } else { "no" },
             self.last,
             self.worst,
+            self.worst_at_first,
             per_changed(self.dumped),
             per_changed(self.maps),
             per_changed(self.moved),
         )
     }
+}
+
+fn usage(region: &Region) -> MediumUsage {
+    region.usage_of_media()[0]
 }
 
 /// Returns a number below `count`.

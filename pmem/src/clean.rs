@@ -14,14 +14,15 @@
 //!
 //! A page is live if a listed checkpoint refers to it. A [`Survey`] finds the live pages, holds their segments, so
 //! that none of them is reused while it counts, and takes away the tails of those that are to be moved, so that none
-//! of these is appended to. From then on their live pages only become fewer: a shadow that refers to a page has found
+//! of these is appended to. The tail that the next dump goes on with stays, unless it gives little room. From then on their live pages only become fewer: a shadow that refers to a page has found
 //! it through a checkpoint.
 
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -59,6 +60,8 @@ pub struct Survey {
     pub(crate) roots: HashMap<PageNo, PageNo>,
     /// Keys that segments are to be moved away from.
     pub(crate) keys: Vec<KeyId>,
+    /// Segments that could not be moved to another key: what they have in an object store is damaged or away.
+    pub(crate) stuck: Mutex<HashSet<SegmentNo>>,
     /// Sparse slots with the segments in them: by medium, and of each the sparsest one last.
     sparse: Vec<SparseSlot>,
     used_bytes: u64,
@@ -90,8 +93,8 @@ impl SparseSlot {
         self.medium
     }
 
-    pub(crate) fn segments(&self) -> usize {
-        self.segments.len()
+    pub(crate) fn segments(&self) -> &[SegmentNo] {
+        &self.segments
     }
 
     /// Fetches pages of it that are in an object store, so that they are read from memory while the result is kept.
@@ -175,19 +178,25 @@ impl Survey {
     /// Bytes that cleaning would free, unless it meets damage or dumps begin meanwhile.
     #[must_use]
     pub fn reclaimable_bytes(&self, segment_bytes: u64) -> u64 {
+        self.reclaimable_by_medium(segment_bytes).values().sum()
+    }
+
+    /// Bytes that cleaning would free on each medium, by its number.
+    #[must_use]
+    pub fn reclaimable_by_medium(&self, segment_bytes: u64) -> BTreeMap<usize, u64> {
         let mut left = &self.sparse[..];
-        let mut freed = 0;
+        let mut freed = BTreeMap::new();
         while let Some(last) = left.last() {
             let count = fitting(left, segment_bytes / PAGE_BYTES);
             let rest = if count > 1 {
-                freed += to_u64(count - 1);
+                *freed.entry(last.medium).or_default() += to_u64(count - 1) * segment_bytes;
                 left.len() - count
             } else {
                 left.partition_point(|slot| slot.medium < last.medium)
             };
             left = &left[..rest];
         }
-        freed * segment_bytes
+        freed
     }
 }
 
@@ -242,15 +251,22 @@ impl Region {
         unknown.extend(holders.iter().filter_map(others));
         // Under the same lock: nothing is appended any more to a segment that may be moved.
         allocator.forget_tails_of(keys);
-        allocator.retain_tails(|segment| {
-            let size = live.get(&segment).map(PackedSize::of);
-            unknown.contains(&segment) || size.is_none_or(|size| !size.is_sparse(&space.geometry))
+        allocator.choose_tails(|segment, page, is_next| {
+            let Some(mut size) = live.get(&segment).map(PackedSize::of) else {
+                return true;
+            };
+            // The next dump fills it: to move it now would write its pages twice, and give no more room.
+            if is_next {
+                size.pages += space.geometry.segment_pages().saturating_sub(page);
+            }
+            unknown.contains(&segment) || !size.is_sparse(&space.geometry)
         });
+        let growing = allocator.growing();
         let dead = |(segment, live): (&SegmentNo, &StoredPages)| {
-            (live.count() == 0 && !unknown.contains(segment)).then_some(*segment)
+            let is_known = !unknown.contains(segment) && !growing.contains(segment);
+            (live.count() == 0 && is_known).then_some(*segment)
         };
         allocator.add_dead(live.iter().filter_map(dead));
-        let growing = allocator.growing();
         drop(allocator);
         let mut survey = Survey {
             used_bytes: 0,
@@ -264,6 +280,7 @@ impl Region {
             growing,
             roots: root_pages,
             keys: keys.to_vec(),
+            stuck: Mutex::default(),
             sparse: Vec::new(),
             _leases: leases,
         };
@@ -479,6 +496,7 @@ impl Survey {
         let sparse = slots.into_iter().filter(|(slot, sparse)| {
             // One that something else occupies would not become free. One that is drained is emptied anyhow.
             allocator.order().contains(&slot.medium())
+                && !sparse.segments.iter().any(|s| self.growing.contains(s))
                 && sparse.size.is_sparse(&space.geometry)
                 && to_usize(u64::from(allocator.occupants(*slot))) == sparse.segments.len()
         });

@@ -50,7 +50,8 @@ impl Region {
     }
 
     /// Moves the segments of a slot to a cold medium, as [`Region::move_slot`] does. Returns the bytes of the slot; 0
-    /// also if the survey does not know all of its live pages, or if a dump may go on writing to it.
+    /// also if the survey does not know all of its live pages, or if a dump may go on writing to it. `may_cool` is called
+    /// before its pages are put into the object store, and again afterwards: if it returns false, nothing is moved.
     ///
     /// # Errors
     /// [`MediaError`]; nothing is lost. The object store may be away.
@@ -59,13 +60,18 @@ impl Region {
         survey: &Survey,
         from: &OccupiedSlot,
         to: usize,
+        may_cool: &dyn Fn() -> bool,
     ) -> Result<u64, MediaError> {
         self.journal().check()?;
         let space = self.space();
-        if !from.segments().iter().all(|&segment| survey.knows(segment)) {
+        if !may_cool() || !from.segments().iter().all(|&segment| survey.knows(segment)) {
             return Ok(0);
         }
         let moved = move_slot(space, from, Some(survey), &|| {
+            // A reader may have begun while the store was asked.
+            if !may_cool() {
+                return Vec::new();
+            }
             let superblock = self.superblock();
             let member = superblock.members.get(to);
             let takes = member.is_some_and(|m| m.state == MediumState::Active) && space.is_cold(to);
@@ -106,12 +112,12 @@ impl Region {
         slots
     }
 
-    /// Removes objects of slots that are free, and those that a crash has left, until `stopped` returns true. Returns
-    /// their number. No lock is held while the object store is asked.
+    /// Removes objects of slots that are free until `stopped` returns true; with `list` also those that a crash has left,
+    /// by a list of the store. Returns their number. No lock is held while the object store is asked.
     ///
     /// # Errors
     /// [`MediaError`]: an object store is away.
-    pub fn sweep_cold(&self, stopped: &dyn Fn() -> bool) -> Result<u64, MediaError> {
+    pub fn sweep_cold(&self, list: bool, stopped: &dyn Fn() -> bool) -> Result<u64, MediaError> {
         self.journal().check()?;
         let space = self.space();
         let mut removed = 0;
@@ -121,7 +127,7 @@ impl Region {
             };
             let Some(cold) = medium.cold() else { continue };
             forget_free(space, number, cold).map_err(CleanError::Io)?;
-            let unneeded = cold.unneeded().map_err(CleanError::Io)?;
+            let unneeded = cold.unneeded(list).map_err(CleanError::Io)?;
             if unneeded.is_empty() {
                 continue;
             }

@@ -3,7 +3,7 @@
 //! A segment is moved as cleaning moves it, by one entry of the segment table; but as it is, with its dead pages and
 //! with damaged ones, so no map has to be read, and a medium is emptied however damaged its checkpoints are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -102,6 +102,21 @@ impl Region {
     /// # Errors
     /// [`MediaError`]; nothing is lost, and what was moved before stays moved. An object store is away.
     pub fn drain_step(&self, number: usize, max_bytes: u64) -> Result<Drained, MediaError> {
+        self.drain_others(number, max_bytes, &[])
+    }
+
+    /// Moves segments as [`drain_step`](Self::drain_step) does, but those that are known to be stuck: each would cost a
+    /// request to the object store.
+    ///
+    /// # Errors
+    /// Those of [`drain_step`](Self::drain_step).
+    pub fn drain_others(
+        &self,
+        number: usize,
+        max_bytes: u64,
+        stuck: &[StuckSlot],
+    ) -> Result<Drained, MediaError> {
+        let known: HashSet<SegmentNo> = stuck.iter().flat_map(|s| &s.segments).copied().collect();
         let space = self.space();
         let superblock = self.superblock().clone();
         let member = superblock.members.get(number);
@@ -120,6 +135,9 @@ impl Region {
         for (slot, segments) in movable(space, |medium| medium == number) {
             if drained.moved_bytes >= max_bytes {
                 break;
+            }
+            if segments.iter().any(|segment| known.contains(segment)) {
+                continue;
             }
             self.journal().check()?;
             let slot = OccupiedSlot { slot, segments };

@@ -285,17 +285,19 @@ impl Region {
                 roots: &survey.roots,
             };
             let before = segments.len();
-            segments.retain(|segment| survey.live.contains_key(segment));
+            segments.retain(|s| survey.live.contains_key(s) && !survey.stuck.lock().contains(s));
             left += before - segments.len();
             for batch in survey.batches(space, &segments) {
                 if changed.written_bytes >= max_bytes {
                     return Ok(changed);
                 }
                 self.journal().check()?;
-                let segments = to_u64(batch.segments());
-                // Before the move locks anything. What is away or damaged stays, and keeps its key.
+                let segments = to_u64(batch.segments().len());
+                // Before the move locks anything. What is away or damaged stays, and keeps its key; later steps do not
+                // ask for it again.
                 let Ok(_fetched) = batch.fetch(space) else {
-                    left += batch.segments();
+                    survey.stuck.lock().extend(batch.segments());
+                    left += batch.segments().len();
                     continue;
                 };
                 let takes_slots = space.allocator().order().contains(&batch.medium());

@@ -4,6 +4,7 @@ use crate::PAGE_BYTES;
 use crate::error::{FormatError, GrowError, NotInSegments, SegmentPlace};
 use crate::ids::{PageNo, SegmentNo};
 use crate::journal::JournalPlace;
+pub(crate) use crate::layout::headers::MAX_SEGMENT_BYTES;
 use crate::layout::{RECORD_BYTES, Superblock, TABLE_ENTRY_BYTES};
 use permafrost_medium::MEDIUM_SPAN;
 use permafrost_medium::convert::to_u64;
@@ -11,7 +12,6 @@ use permafrost_medium::convert::to_u64;
 /// Bytes of the two superblocks, a page each.
 pub(crate) const SUPERBLOCKS_BYTES: u64 = 2 * PAGE_BYTES;
 pub(crate) const MIN_SEGMENT_BYTES: u32 = 64 << 10;
-pub(crate) const MAX_SEGMENT_BYTES: u32 = 2 << 20;
 /// Numbers of journal records are multiples of this.
 const RECORDS_GRAIN: u32 = 32;
 const MAX_JOURNAL_RECORDS: u32 = 1 << 22;

@@ -58,8 +58,8 @@ pub use error::{
 };
 pub use ids::{CheckpointId, PageNo, ParseIdError, RegionUuid, SegmentNo};
 pub use map::{
-    FindEqual, Kept, MapCursor, MapRoot, MapStats, MapWriter, PageMap, Piece, RunKind, Runs,
-    StoredRun,
+    FindEqual, Kept, MapCursor, MapRoot, MapStats, MapWriter, PageExtent, PageMap, Piece, RunKind,
+    Runs, StoredRun,
 };
 pub use media::RegionMedium;
 pub use members::{
@@ -70,14 +70,15 @@ use permafrost_journal as journal;
 pub use permafrost_journal::{JournalDamage, JournalError, JournalFault};
 pub use permafrost_layout as layout;
 use permafrost_layout::{by_id, ids, slots};
+pub use permafrost_liveness::{MediumUsage, RegionUsage};
 pub use permafrost_medium::heap;
 pub use permafrost_medium::{
     ColdIdentity, ColdStore, Emulation, Flushed, Guarantee, LostPage, Medium, MediumError,
     MediumKind, NoDevice, OpenOptions, PAGE_SIZE, create_medium_in_memory, emulate,
-    is_damaged_object, open_medium, open_sparse_medium, sim,
+    is_damaged_object, open_medium, open_sparse_medium, refer_to_memory, sim,
 };
 pub use recover::{RecoverOptions, RecoveryReport, RegionSummary};
-pub use region::{FormatOptions, Region, RegionEntry, RegionUsage};
+pub use region::{FormatOptions, Region, RegionEntry};
 pub use shadow::Shadow;
 
 /// [`PAGE_SIZE`] as an offset.

@@ -15,8 +15,8 @@ use crate::ids::{RegionUuid, SegmentNo};
 use crate::journal::JournalError;
 use crate::layout::MEMBER_PATH;
 use crate::members::{
-    Found, MediumState, RegionMember, TierName, check_cold, examine, identity, is_storable,
-    slots_in, write_header,
+    MediumBeginning, MediumState, RegionMember, TierName, check_cold, examine, identity,
+    is_storable, slots_in, write_header,
 };
 use crate::region::Region;
 use crate::space::Space;
@@ -145,6 +145,10 @@ impl Region {
             // Made for nothing. A marker that is left is taken over by the next addition to this region.
             let _ = cold.release();
         }
+        if let (Ok(number), None) = (&added, adopted) {
+            // It came back. An index that was copied while it was away is an older one from here on.
+            self.advance_index(*number)?;
+        }
         added
     }
 
@@ -169,7 +173,7 @@ impl Region {
     ) -> Result<usize, MediaError> {
         let medium = Arc::clone(medium);
         self.change_media(|superblock, space| match examine(&*medium)? {
-            Found::Member {
+            MediumBeginning::Member {
                 region,
                 uuid,
                 removed: false,
@@ -183,10 +187,10 @@ impl Region {
                 self.bring_back(superblock, &listed, medium, path)?;
                 Ok(listed.number)
             }
-            Found::Region => Err(MediaError::Region),
-            Found::Newer => Err(MediaError::Newer),
-            Found::Other => Err(MediaError::NotBlank),
-            Found::Blank | Found::Member { .. } => {
+            MediumBeginning::Region => Err(MediaError::Region),
+            MediumBeginning::Newer => Err(MediaError::Newer),
+            MediumBeginning::Other => Err(MediaError::NotBlank),
+            MediumBeginning::Blank | MediumBeginning::Member { .. } => {
                 add_new(superblock, space, medium, uuid, path, tier)
             }
         })
@@ -257,7 +261,7 @@ impl Region {
             // With no lock, as it asks the store. What is left there keeps it from being added to another region only.
             let _ = cold.blocks_out().and_then(|all| {
                 all.into_iter().try_for_each(|at| cold.forget(at))?;
-                cold.remove(&cold.unneeded()?)
+                cold.remove(&cold.unneeded(true)?)
             });
             let _ = cold.release();
         }
@@ -389,7 +393,7 @@ fn is_new(medium: &dyn Medium) -> Result<bool, MediaError> {
     let found = examine(medium)?;
     Ok(matches!(
         found,
-        Found::Blank | Found::Member { removed: true, .. }
+        MediumBeginning::Blank | MediumBeginning::Member { removed: true, .. }
     ))
 }
 

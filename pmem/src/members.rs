@@ -2,112 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use permafrost_medium::{ColdIdentity, Flushed, LostPage, Medium, MediumSet, is_zero};
+use permafrost_medium::{ColdIdentity, Flushed, Medium, MediumSet};
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, IntoBytes};
 
 use crate::PAGE_BYTES;
-use crate::geometry::MAX_SEGMENT_BYTES;
 use crate::ids::RegionUuid;
-use crate::layout::{
-    FORMAT_VERSION, HEADER_MEMBER, HEADER_REMOVED, MEMBER_MAGIC, MemberHeader, SUPERBLOCK_MAGIC,
-};
+use crate::layout::headers::checksum;
+use crate::layout::{FORMAT_VERSION, HEADER_MEMBER, HEADER_REMOVED, MEMBER_MAGIC, MemberHeader};
 use crate::media::check_length;
+pub use permafrost_layout::headers::member_uuid;
+pub(crate) use permafrost_layout::headers::{HEADERS_BYTES, MediumBeginning, examine};
 pub use permafrost_layout::members::{MediumState, NoTierName, RegionMember, TierName};
 pub(crate) use permafrost_layout::members::{Members, is_storable, slots_in};
 use permafrost_medium::convert::{to_u64, to_usize};
-
-/// Bytes of both copies of a member's header, at the beginning of its medium.
-pub(crate) const HEADERS_BYTES: u64 = 2 * PAGE_BYTES;
-
-/// Pages that are examined of a file: one that has anything in them is not taken for an empty one.
-const BLANK_PAGES: u64 = 16;
-
-/// Beginning of a medium that is offered as a member.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    /// Zeros, or what a crash has left of the first header.
-    Blank,
-    /// The header of a member: of this region, and with this uuid. `intact` is false if one copy is damaged.
-    Member {
-        region: RegionUuid,
-        uuid: RegionUuid,
-        capacity_bytes: u64,
-        removed: bool,
-        intact: bool,
-    },
-    /// A region of its own.
-    Region,
-    /// A member of a newer format.
-    Newer,
-    /// Something else, or damage.
-    Other,
-}
-
-/// Reads the beginning of a medium.
-pub(crate) fn examine(medium: &dyn Medium) -> io::Result<Found> {
-    let mut copies = Vec::new();
-    for page in 0..BLANK_PAGES.min(medium.capacity_bytes() / PAGE_BYTES) {
-        copies.push(read_page(medium, page)?);
-    }
-    let headers: Vec<_> = copies[..2]
-        .iter()
-        .filter_map(|page| intact_header(page))
-        .collect();
-    if let Some(header) = headers.first() {
-        if header.version.get() != FORMAT_VERSION {
-            return Ok(Found::Newer);
-        }
-        return Ok(Found::Member {
-            region: RegionUuid::new(header.region),
-            uuid: RegionUuid::new(header.uuid),
-            capacity_bytes: header.capacity_bytes.get(),
-            // Removal writes the first copy first.
-            removed: header.state.get() == HEADER_REMOVED,
-            intact: headers.len() == 2 && headers[0].as_bytes() == headers[1].as_bytes(),
-        });
-    }
-    if copies[..2]
-        .iter()
-        .any(|page| page.starts_with(&SUPERBLOCK_MAGIC))
-    {
-        return Ok(Found::Region);
-    }
-    // The first copy may be what a crash has left of it: the second is begun when the first is durable.
-    let (header, rest) = copies[0].split_at(size_of::<MemberHeader>());
-    let ours = header.starts_with(&MEMBER_MAGIC) || is_zero(&header[..MEMBER_MAGIC.len()]);
-    let mut blank = ours && is_zero(rest) && copies[1..].iter().all(|page| is_zero(page));
-    // Nor is there anything where the first slot can be.
-    let mut slot = BLANK_PAGES;
-    while blank
-        && slot * PAGE_BYTES <= u64::from(MAX_SEGMENT_BYTES)
-        && slot * PAGE_BYTES < medium.capacity_bytes()
-    {
-        blank = is_zero(&read_page(medium, slot)?);
-        slot *= 2;
-    }
-    Ok(if blank { Found::Blank } else { Found::Other })
-}
-
-/// Returns the name of the medium in a file, if it is a member of a region. The file is only read, and may be in use.
-///
-/// # Errors
-/// It cannot be read.
-pub fn member_uuid(path: &Path) -> io::Result<Option<RegionUuid>> {
-    use std::io::Read as _;
-    // Opening another kind of file may wait for ever.
-    if !std::fs::metadata(path)?.is_file() {
-        return Ok(None);
-    }
-    let file = std::fs::File::open(path)?;
-    let mut bytes = Vec::new();
-    file.take(HEADERS_BYTES).read_to_end(&mut bytes)?;
-    let headers = bytes.chunks(to_usize(PAGE_BYTES)).find_map(intact_header);
-    Ok(headers.map(|header| RegionUuid::new(header.uuid)))
-}
 
 /// A member's medium as it was found when the region is opened.
 pub struct FoundMember {
@@ -165,7 +76,7 @@ fn check(medium: &dyn Medium, member: &RegionMember, region: RegionUuid) -> Resu
     check_length(medium, member).map_err(|error| error.to_string())?;
     check_cold(medium, member, region)?;
     match examine(medium).map_err(|error| format!("its header cannot be read: {error}"))? {
-        Found::Member {
+        MediumBeginning::Member {
             region: theirs,
             uuid,
             intact,
@@ -174,14 +85,14 @@ fn check(medium: &dyn Medium, member: &RegionMember, region: RegionUuid) -> Resu
         } if theirs == region && uuid == member.uuid => {
             Ok(intact && capacity_bytes >= member.capacity_bytes)
         }
-        Found::Member { region, uuid, .. } => Err(format!(
+        MediumBeginning::Member { region, uuid, .. } => Err(format!(
             "the file is medium {uuid} of region {region}, not {}",
             member.uuid
         )),
-        Found::Newer => Err("the file was written by a newer build".to_owned()),
-        Found::Blank => Err("the file is blank".to_owned()),
-        Found::Region => Err("the file is a region of its own".to_owned()),
-        Found::Other => {
+        MediumBeginning::Newer => Err("the file was written by a newer build".to_owned()),
+        MediumBeginning::Blank => Err("the file is blank".to_owned()),
+        MediumBeginning::Region => Err("the file is a region of its own".to_owned()),
+        MediumBeginning::Other => {
             Err("both copies of its header are damaged, or it is another file".to_owned())
         }
     }
@@ -257,26 +168,4 @@ pub(crate) fn write_header(
         medium.fence(&mut flushed)?;
     }
     Ok(())
-}
-
-fn read_page(medium: &dyn Medium, page: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; to_usize(PAGE_BYTES)];
-    match medium.read(page * PAGE_BYTES, &mut bytes) {
-        // Not blank: nothing is known of it.
-        Err(error) if LostPage::of(&error).is_some() => bytes.fill(0xff),
-        read => read?,
-    }
-    Ok(bytes)
-}
-
-fn intact_header(page: &[u8]) -> Option<MemberHeader> {
-    let (header, _) = MemberHeader::read_from_prefix(page).ok()?;
-    let intact = header.magic == MEMBER_MAGIC && header.crc32.get() == checksum(&header);
-    intact.then_some(header)
-}
-
-/// Returns the CRC32 of all bytes but the last four.
-fn checksum(header: &MemberHeader) -> u32 {
-    let bytes = header.as_bytes();
-    crc32fast::hash(&bytes[..bytes.len() - size_of::<u32>()])
 }

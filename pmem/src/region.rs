@@ -23,7 +23,7 @@ use crate::space::Space;
 use crate::superblock::{self, SuperblockState};
 use crate::table::SegmentTable;
 use permafrost_cipher::{KeyId, Keyring};
-use permafrost_liveness::Liveness;
+use permafrost_liveness::{Liveness, MediumUsage, RegionUsage};
 use permafrost_medium::{Flushed, MAX_MEDIA, Medium, MediumKind};
 
 /// Options for formatting a region.
@@ -47,28 +47,6 @@ impl Default for FormatOptions {
             uuid: None,
         }
     }
-}
-
-/// Space and journal records that a region uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RegionUsage {
-    /// Bytes of all slots that dumps can use.
-    pub capacity_bytes: u64,
-    /// Bytes of the free ones.
-    pub free_bytes: u64,
-    /// Number of slots that dumps can use.
-    pub segments: u64,
-    /// Bytes of a segment.
-    pub segment_bytes: u64,
-    /// Records in the active journal half, its header included.
-    pub journal_records: u64,
-    /// Records that a half can have; a full one is compacted.
-    pub journal_capacity: u64,
-    /// Times the region was opened without having been closed.
-    pub unsafe_shutdowns: u64,
-    /// UUID of the region.
-    pub uuid: RegionUuid,
 }
 
 /// An open region. All methods may be called from any thread; readers never wait for writers.
@@ -448,6 +426,24 @@ impl Region {
             unsafe_shutdowns: self.unsafe_shutdowns,
             uuid: self.space.uuid,
         }
+    }
+
+    /// Returns the room on each medium that dumps go to. Takes no lock that a change of the media holds.
+    #[must_use]
+    pub fn usage_of_media(&self) -> Vec<MediumUsage> {
+        let segment_bytes = u64::from(self.space.geometry.segment_bytes);
+        let allocator = self.space.allocator();
+        let of = |&number: &usize| {
+            let count = allocator.count(number);
+            let spare = count.free.saturating_sub(count.reserved);
+            MediumUsage {
+                number,
+                capacity_bytes: u64::from(count.slots - count.reserved) * segment_bytes,
+                free_bytes: u64::from(spare) * segment_bytes,
+                segment_bytes,
+            }
+        };
+        allocator.order().iter().map(of).collect()
     }
 
     /// Bytes of the segments that would be free without this checkpoint.

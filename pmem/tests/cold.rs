@@ -49,6 +49,8 @@ struct Store {
     gate: Mutex<bool>,
     opened: Condvar,
     waiting: AtomicUsize,
+    gets: AtomicUsize,
+    lists: AtomicUsize,
 }
 
 impl Store {
@@ -97,6 +99,7 @@ impl Objects for Store {
     }
 
     fn get(&self, name: &str) -> Result<Vec<u8>, ObjectError> {
+        self.gets.fetch_add(1, Ordering::SeqCst);
         self.pass()?;
         let fault = *self.fault.lock().unwrap();
         if fault == Fault::Empty {
@@ -126,6 +129,7 @@ impl Objects for Store {
     }
 
     fn list(&self, directory: &str) -> Result<Vec<ListedObject>, ObjectError> {
+        self.lists.fetch_add(1, Ordering::SeqCst);
         self.pass()?;
         self.objects.list(directory)
     }
@@ -280,11 +284,13 @@ fn read(region: &Region, id: u128, pages: u64, parent: u128, step: u64) -> Resul
 
 /// Moves all slots that can be moved to the cold medium; returns their number.
 fn cool(region: &Arc<Region>) -> Result<u64, MediaError> {
+    let slots = region.occupied_slots();
+    region.retire_tails(&slots.iter().collect::<Vec<_>>());
     let survey = region.survey(&|checkpoint| Some(vec![root(checkpoint)]));
     let mut moved = 0;
     for slot in region.occupied_slots() {
         if slot.medium() == 0 {
-            moved += region.cool_slot(&survey, &slot, 1)? / SEGMENT;
+            moved += region.cool_slot(&survey, &slot, 1, &|| true)? / SEGMENT;
         }
     }
     Ok(moved)
@@ -347,7 +353,7 @@ fn pages_go_to_the_store_and_come_back_and_all_else_stays_on_the_node() {
     recall(&region, 1).unwrap();
     read(&region, 1, FIRST, 1, 1).unwrap();
     assert_eq!(used(&region, 1), 0);
-    assert_eq!(region.sweep_cold(&|| false).unwrap(), moved);
+    assert_eq!(region.sweep_cold(true, &|| false).unwrap(), moved);
     assert!(site.objects.all().is_empty());
     drop(region);
     let region = site.open();
@@ -362,11 +368,11 @@ fn a_removed_checkpoint_frees_its_objects_and_slots() {
     drop(seal(&region, 1000, FIRST, None).unwrap());
     let moved = cool(&region).unwrap();
     region.delete(CheckpointId::new(1)).unwrap();
-    let removed = region.sweep_cold(&|| false).unwrap();
+    let removed = region.sweep_cold(true, &|| false).unwrap();
     assert!(removed > 0 && removed < moved);
     drop(region);
     let region = site.open();
-    assert_eq!(region.sweep_cold(&|| false).unwrap(), 0);
+    assert_eq!(region.sweep_cold(true, &|| false).unwrap(), 0);
     recall(&region, 1000).unwrap();
     read(&region, 1000, FIRST, 1000, 1).unwrap();
     // Its slots are used again.
@@ -420,7 +426,7 @@ fn what_a_crash_leaves_in_the_store_is_removed_and_nothing_else() {
     drop(seal(&region, 1, FIRST, None).unwrap());
     let survey = region.survey(&|checkpoint| Some(vec![root(checkpoint)]));
     let slots = region.occupied_slots();
-    region.cool_slot(&survey, &slots[0], 1).unwrap();
+    region.cool_slot(&survey, &slots[0], 1, &|| true).unwrap();
     drop(survey);
     drop(region);
     // Cut after the object and the index entry of a slot that the segment table does not name.
@@ -436,7 +442,7 @@ fn what_a_crash_leaves_in_the_store_is_removed_and_nothing_else() {
         .put(&format!("{directory}/3-0000000000000001"), vec![0; 10])
         .unwrap();
     let region = site.open();
-    assert_eq!(region.sweep_cold(&|| false).unwrap(), 2);
+    assert_eq!(region.sweep_cold(true, &|| false).unwrap(), 2);
     recall(&region, 1).unwrap();
     read(&region, 1, FIRST, 1, 1).unwrap();
 }
@@ -479,9 +485,9 @@ fn a_store_that_answers_garbage_costs_nothing_but_time() {
             "{fault:?}"
         );
         if is_away {
-            assert!(region.sweep_cold(&|| false).is_err(), "{fault:?}");
+            assert!(region.sweep_cold(true, &|| false).is_err(), "{fault:?}");
         } else {
-            assert_eq!(region.sweep_cold(&|| false).unwrap(), 0, "{fault:?}");
+            assert_eq!(region.sweep_cold(true, &|| false).unwrap(), 0, "{fault:?}");
         }
         drop(region);
         site.objects.set_fault(Fault::None);
@@ -557,19 +563,19 @@ fn while_the_store_hangs_nobody_else_waits() {
     let slots = region.occupied_slots();
     let moved = while_it_hangs(
         &site,
-        || region.cool_slot(&survey, &slots[0], 1),
+        || region.cool_slot(&survey, &slots[0], 1, &|| true),
         || others(100),
     );
     assert_eq!(moved.unwrap(), SEGMENT);
     let moved = while_it_hangs(
         &site,
-        || region.cool_slot(&survey, &slots[1], 1),
+        || region.cool_slot(&survey, &slots[1], 1, &|| true),
         || region.set_draining(1, true).unwrap(),
     );
     assert_eq!(moved.unwrap(), 0, "the medium is drained by now");
     region.set_draining(1, false).unwrap();
     drop(survey);
-    let swept = while_it_hangs(&site, || region.sweep_cold(&|| false), || others(200));
+    let swept = while_it_hangs(&site, || region.sweep_cold(true, &|| false), || others(200));
     assert_eq!(
         swept.unwrap(),
         1,
@@ -581,6 +587,63 @@ fn while_the_store_hangs_nobody_else_waits() {
     let listed = while_it_hangs(&site, || region.absent_segments(), || others(400));
     assert!(listed.0.is_empty());
     read(&region, 1, FIRST, 1, 1).unwrap();
+}
+
+#[test]
+fn a_slot_with_a_reader_that_begins_while_it_is_moved_out_stays() {
+    let (site, region) = Site::new();
+    drop(seal(&region, 1, FIRST, None).unwrap());
+    let survey = region.survey(&|checkpoint| Some(vec![root(checkpoint)]));
+    let slots = region.occupied_slots();
+    let (is_read, asked) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let may_cool = || {
+        asked.fetch_add(1, Ordering::SeqCst);
+        is_read.load(Ordering::SeqCst) == 0
+    };
+    let begin = || is_read.store(1, Ordering::SeqCst);
+    let cool = || region.cool_slot(&survey, &slots[0], 1, &may_cool);
+    assert_eq!(while_it_hangs(&site, cool, begin).unwrap(), 0);
+    assert!(asked.load(Ordering::SeqCst) > 1);
+    assert!(region.slots_out(&checkpoint(&region, 1)).is_empty());
+    // With the reader still there, the store is not even asked.
+    let before = site.objects.all().len();
+    assert_eq!(
+        region.cool_slot(&survey, &slots[0], 1, &may_cool).unwrap(),
+        0
+    );
+    assert_eq!(site.objects.all().len(), before);
+    is_read.store(0, Ordering::SeqCst);
+    let moved = region.cool_slot(&survey, &slots[0], 1, &may_cool);
+    assert_eq!(moved.unwrap(), SEGMENT);
+    read(&region, 1, FIRST, 1, 1).unwrap();
+}
+
+#[test]
+fn objects_of_removed_checkpoints_are_removed_without_a_list() {
+    let (site, region) = Site::new();
+    drop(seal(&region, 1, FIRST, None).unwrap());
+    drop(seal(&region, 1000, 20, None).unwrap());
+    let region = &region;
+    cool(region).unwrap();
+    // The second checkpoint has its own objects, and shares one.
+    let stray = "07070707070707070707070707070707/9-0000000000000001";
+    site.objects.put(stray, vec![1]).unwrap();
+    region.delete(CheckpointId::new(1)).unwrap();
+    let lists = || site.objects.lists.load(Ordering::SeqCst);
+    let (before, objects) = (lists(), site.objects.all().len());
+    site.objects.set_away(true);
+    assert!(region.sweep_cold(false, &|| false).is_err());
+    site.objects.set_away(false);
+    let removed = region.sweep_cold(false, &|| false).unwrap();
+    assert!(removed > 0);
+    assert_eq!(site.objects.all().len(), objects - removed as usize);
+    assert_eq!(region.sweep_cold(false, &|| false).unwrap(), 0);
+    assert_eq!(lists(), before);
+    read(region, 1000, 20, 1000, 1).unwrap();
+    // What a crash has left is found by a list only.
+    assert!(site.objects.all().contains_key(stray));
+    assert_eq!(region.sweep_cold(true, &|| false).unwrap(), 1);
+    assert_eq!(lists(), before + 1);
 }
 
 #[test]
@@ -604,10 +667,17 @@ fn what_is_healed_while_a_slot_is_moved_out_stays_healed() {
         let page: &[u8; PAGE_SIZE] = bytes.as_slice().try_into().unwrap();
         assert!(map.heal_page(3, page).unwrap());
     };
-    let moved = while_it_hangs(&site, || region.cool_slot(&survey, &slot, 1), heal);
+    let moved = while_it_hangs(
+        &site,
+        || region.cool_slot(&survey, &slot, 1, &|| true),
+        heal,
+    );
     assert_eq!(moved.unwrap(), 0, "another time");
     read(&region, 1, FIRST, 1, 1).unwrap();
-    assert_eq!(region.cool_slot(&survey, &slot, 1).unwrap(), SEGMENT);
+    assert_eq!(
+        region.cool_slot(&survey, &slot, 1, &|| true).unwrap(),
+        SEGMENT
+    );
     read(&region, 1, FIRST, 1, 1).unwrap();
 }
 
@@ -640,6 +710,11 @@ fn a_drained_cold_medium_is_read_and_what_cannot_be_moved_is_named() {
     };
     assert!(stuck.error.to_string().contains(&gone), "{}", stuck.error);
     assert!(!stuck.segments.is_empty());
+    // The next step does not ask for it again.
+    let asked = site.objects.gets.load(Ordering::SeqCst);
+    let next = region.drain_others(1, u64::MAX, &drained.stuck).unwrap();
+    assert!(next.stuck.is_empty() && next.left_bytes == SEGMENT);
+    assert_eq!(site.objects.gets.load(Ordering::SeqCst), asked);
     assert!(region.remove_medium(1).is_err());
     // Away, it says so instead.
     site.objects.set_away(true);
@@ -698,7 +773,7 @@ fn an_index_of_another_time_or_medium_is_refused_by_name() {
     let region = site.open();
     let before = std::fs::read(site.index()).unwrap();
     region.delete(CheckpointId::new(1)).unwrap();
-    assert!(region.sweep_cold(&|| false).unwrap() > 0);
+    assert!(region.sweep_cold(true, &|| false).unwrap() > 0);
     drop(region);
     let after = std::fs::read(site.index()).unwrap();
     std::fs::write(site.index(), &before).unwrap();
@@ -714,6 +789,25 @@ fn an_index_of_another_time_or_medium_is_refused_by_name() {
     std::fs::write(site.index(), &after).unwrap();
     std::fs::write(site.dir.path().join("first"), &first).unwrap();
     assert!(problem(&site).contains("first file"));
+}
+
+#[test]
+fn an_index_that_was_copied_while_its_medium_was_away_is_an_older_one() {
+    let (site, region) = Site::new();
+    drop(seal(&region, 1, FIRST, None).unwrap());
+    cool(&region).unwrap();
+    drop(region);
+    let mut find = |_: &RegionMember| Err("not mounted".to_owned());
+    let (region, _) = Region::open_all(site.file(), RecoverOptions::default(), &mut find).unwrap();
+    let copied = std::fs::read(site.index()).unwrap();
+    assert_eq!(site.add(&region).unwrap(), 1);
+    drop(region);
+    let newest = std::fs::read(site.index()).unwrap();
+    std::fs::write(site.index(), copied).unwrap();
+    let text = problem(&site);
+    assert!(text.contains("older copy of the index"), "{text}");
+    std::fs::write(site.index(), newest).unwrap();
+    assert_eq!(problem(&site), "");
 }
 
 #[test]
@@ -748,13 +842,15 @@ fn a_directory_that_is_not_mounted_is_away_and_another_regions_is_refused() {
     drop(seal(&region, 1, FIRST, None).unwrap());
     let survey = region.survey(&|checkpoint| Some(vec![root(checkpoint)]));
     let slots = region.occupied_slots();
-    region.cool_slot(&survey, &slots[0], 1).unwrap();
+    region.cool_slot(&survey, &slots[0], 1, &|| true).unwrap();
 
     std::fs::rename(&store, &away).unwrap();
     std::fs::create_dir(&store).unwrap();
     let error = read(&region, 1, FIRST, 1, 1).unwrap_err();
     assert!(cold_error(&error).is_away(), "{error}");
-    let unmounted = region.cool_slot(&survey, &slots[1], 1).unwrap_err();
+    let unmounted = region
+        .cool_slot(&survey, &slots[1], 1, &|| true)
+        .unwrap_err();
     let MediaError::Clean(CleanError::Io(unmounted)) = unmounted else {
         panic!("{unmounted}");
     };
@@ -764,7 +860,7 @@ fn a_directory_that_is_not_mounted_is_away_and_another_regions_is_refused() {
     );
     let (absent, problems) = region.absent_segments();
     assert_eq!((absent.len(), problems.len()), (0, 1));
-    assert!(region.sweep_cold(&|| false).is_err());
+    assert!(region.sweep_cold(true, &|| false).is_err());
     assert_eq!(
         std::fs::read_dir(&store).unwrap().count(),
         0,
@@ -774,7 +870,10 @@ fn a_directory_that_is_not_mounted_is_away_and_another_regions_is_refused() {
     std::fs::remove_dir(&store).unwrap();
     std::fs::rename(&away, &store).unwrap();
     read(&region, 1, FIRST, 1, 1).unwrap();
-    assert_eq!(region.cool_slot(&survey, &slots[1], 1).unwrap(), SEGMENT);
+    assert_eq!(
+        region.cool_slot(&survey, &slots[1], 1, &|| true).unwrap(),
+        SEGMENT
+    );
     drop(survey);
     assert!(region.absent_segments().0.is_empty());
 
@@ -796,9 +895,11 @@ fn a_segment_with_room_for_the_next_checkpoint_cools_too() {
     let (_site, region) = Site::new();
     // Too full to be cleaned, which would take its tail.
     drop(seal(&region, 1, 10, None).unwrap());
-    assert_eq!(cool(&region).unwrap(), 0, "the next one may go on there");
     let slots = region.occupied_slots();
-    region.retire_tails(&slots.iter().collect::<Vec<_>>());
+    let survey = region.survey(&|checkpoint| Some(vec![root(checkpoint)]));
+    let moved = region.cool_slot(&survey, &slots[0], 1, &|| true).unwrap();
+    assert_eq!(moved, 0, "the next one may go on there");
+    drop(survey);
     assert_eq!(cool(&region).unwrap(), 1);
     drop(seal(&region, 100, 5, None).unwrap());
     read(&region, 1, 10, 1, 1).unwrap();
@@ -867,9 +968,16 @@ fn objects_have_nothing_plain_and_keys_change_under_them() {
 
     // Away, they keep their key, which is needed.
     site.objects.set_away(true);
-    let (moved, left) = rotate(&region, one, three);
-    assert!(moved == 0 && left > 0, "{moved} {left}");
+    let survey = region.survey_keys(&|checkpoint| Some(vec![root(checkpoint)]), &[one]);
+    let changed = region.change_keys(&survey, three, u64::MAX).unwrap();
+    assert!(changed.done && changed.segments == 0 && changed.left_segments > 0);
     assert!(!region.take_unused_key(one));
+    // The next step does not ask for it again.
+    let asked = site.objects.gets.load(Ordering::SeqCst);
+    let again = region.change_keys(&survey, three, u64::MAX).unwrap();
+    assert_eq!(again.left_segments, changed.left_segments);
+    assert_eq!(site.objects.gets.load(Ordering::SeqCst), asked);
+    drop(survey);
     site.objects.set_away(false);
     let cold = used(&region, 1);
     let (moved, left) = rotate(&region, one, three);
@@ -880,7 +988,7 @@ fn objects_have_nothing_plain_and_keys_change_under_them() {
     check();
     recall(&region, 1000).unwrap();
     check();
-    region.sweep_cold(&|| false).unwrap();
+    region.sweep_cold(true, &|| false).unwrap();
     assert!(cool(&region).unwrap() > 0);
     check();
     assert!(!is_plain(&site, 1, 3) && !is_plain(&site, 1000, 3));
@@ -906,7 +1014,7 @@ fn a_medium_that_is_drained_takes_nothing_when_keys_change() {
         let survey = region.survey(&|checkpoint| Some(vec![root(checkpoint)]));
         region.retire_tails(&[slot]);
         match to {
-            1 => region.cool_slot(&survey, slot, 1).unwrap(),
+            1 => region.cool_slot(&survey, slot, 1, &|| true).unwrap(),
             _ => region.move_slot(slot, to).unwrap(),
         };
     }

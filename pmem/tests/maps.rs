@@ -70,6 +70,12 @@ fn check(checkpoint: &Arc<StoredCheckpoint>, content: &Content, stats: &MapStats
     });
     assert_eq!(&found, content);
     let map = checkpoint.map(&root(checkpoint));
+    let extents = map.extents().map(Result::unwrap);
+    let listed = extents.flat_map(|extent| {
+        let indices = extent.first_index..extent.first_index + extent.pages;
+        indices.map(move |index| (index, extent.flags))
+    });
+    assert!(listed.eq(content.iter().map(|(&index, &(flags, _))| (index, flags))));
     assert_eq!(stats.pages, content.len() as u64);
     assert_eq!(
         (map.root().pages(), map.digest().unwrap()),

@@ -8,6 +8,7 @@
 pub mod by_id;
 pub mod digest;
 mod faults;
+pub mod headers;
 pub mod ids;
 pub mod members;
 pub mod slots;

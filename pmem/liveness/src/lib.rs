@@ -11,6 +11,9 @@
 #![forbid(unsafe_code)]
 
 pub mod slots;
+mod usage;
+
+pub use usage::{MediumUsage, RegionUsage};
 
 use std::collections::HashMap;
 

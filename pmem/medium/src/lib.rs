@@ -19,6 +19,7 @@ mod flushed;
 mod guard;
 pub mod heap;
 mod open;
+mod pipe;
 mod populate;
 mod raw;
 mod set;
@@ -35,6 +36,7 @@ pub use error::MediumError;
 pub use flushed::Flushed;
 pub use guard::LostPage;
 pub use open::{OpenOptions, create_medium_in_memory, open_medium, open_sparse_medium};
+pub use pipe::refer_to_memory;
 pub use set::{MAX_MEDIA, MEDIUM_SPAN, MediumSet};
 
 /// Bytes of a page of a medium: the unit of what it can lose, and of a region's map nodes and checksums. The store
@@ -214,11 +216,12 @@ pub trait ColdStore {
     /// The index fails.
     fn forget(&self, at: u64) -> io::Result<()>;
 
-    /// Lists the objects that nothing names, as removed blocks and crashes leave them. Asks the store.
+    /// Returns the objects that nothing names: those that were given up since the medium was opened, or, with `list`,
+    /// also those that crashes have left, by a list of the store. Asks the store, unless there is nothing to remove.
     ///
     /// # Errors
     /// The store is away, or the index fails.
-    fn unneeded(&self) -> io::Result<Vec<String>>;
+    fn unneeded(&self, list: bool) -> io::Result<Vec<String>>;
 
     /// Removes objects that nothing names. Returns their number. Asks the store.
     ///

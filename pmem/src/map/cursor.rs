@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::node::{Node, NodeRef, is_zeros, span_pages};
+use super::reader::PageExtent;
 use super::{PageMap, RunKind, StoredRun};
 use crate::error::{PageError, SegmentPlace};
 use crate::ids::PageNo;
@@ -225,6 +226,31 @@ impl MapCursor {
             if child.is_none() || !self.descend(index)? {
                 return Ok(None);
             }
+        }
+    }
+
+    /// Returns the pages from `index` on, or from the next one on, that a block with all of its pages has, or that are
+    /// kept in one way.
+    pub(super) fn extent(&mut self, mut index: u64) -> Result<Option<PageExtent>, PageError> {
+        loop {
+            if let Some(block) = self.block(index, u64::MAX, None)? {
+                return Ok(Some(PageExtent {
+                    first_index: index,
+                    pages: block.pages(),
+                    flags: block.flags,
+                }));
+            }
+            if let Some(found) = self.find(index)? {
+                return Ok(Some(PageExtent {
+                    first_index: index,
+                    pages: found.end_index() - index,
+                    flags: found.flags,
+                }));
+            }
+            if self.gap.end == u64::MAX {
+                return Ok(None);
+            }
+            index = self.gap.end;
         }
     }
 

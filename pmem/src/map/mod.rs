@@ -22,7 +22,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub use cursor::MapCursor;
 pub(crate) use cursor::ParentPage;
 pub use pieces::{Kept, Piece};
-pub use reader::{PageMap, Runs};
+pub use reader::{PageExtent, PageMap, Runs};
 pub use writer::{MapStats, MapWriter};
 pub(crate) use written::WrittenObjects;
 

@@ -55,6 +55,18 @@ impl PageMap {
         }
     }
 
+    /// Returns the indices that have a page, ascending, and the pages' flags. Neighbours may have equal flags. Reads
+    /// nothing below a block that has all of its pages. Ends after an error.
+    pub fn extents(&self) -> impl Iterator<Item = Result<PageExtent, PageError>> + use<> {
+        let (mut cursor, mut next) = (self.clone().cursor(), Some(0));
+        std::iter::from_fn(move || {
+            let extent = cursor.extent(next?);
+            let found = extent.as_ref().ok().and_then(Option::as_ref);
+            next = found.map(|found| found.first_index.saturating_add(found.pages));
+            extent.transpose()
+        })
+    }
+
     /// Returns a cursor for look-ups in ascending order, and as a parent for a shadow.
     #[must_use]
     pub fn cursor(self) -> MapCursor {
@@ -490,4 +502,15 @@ impl Iterator for Runs {
             }
         }
     }
+}
+
+/// Consecutive pages with equal flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageExtent {
+    /// Index of the first page.
+    pub first_index: u64,
+    /// Number of pages.
+    pub pages: u64,
+    /// Flags of all of them.
+    pub flags: u16,
 }

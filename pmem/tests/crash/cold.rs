@@ -144,7 +144,7 @@ impl Player {
             (Some(number), 4..=6) => {
                 self.move_slots(&region, number, done, false);
                 if self.rng.one_in(2) {
-                    done.swept += region.sweep_cold(&|| false).unwrap();
+                    done.swept += region.sweep_cold(true, &|| false).unwrap();
                 }
             }
             (Some(number), _) => {
@@ -175,7 +175,7 @@ impl Player {
         let survey = out.then(|| region.survey(&roots));
         for slot in &slots {
             let moved = match &survey {
-                Some(survey) => region.cool_slot(survey, slot, cold),
+                Some(survey) => region.cool_slot(survey, slot, cold, &|| true),
                 None => region.move_slot(slot, 0),
             };
             match moved {
@@ -229,7 +229,7 @@ fn recover_cold(
     let state = allowed[which];
     if joined(&region).is_some() {
         region
-            .sweep_cold(&|| false)
+            .sweep_cold(true, &|| false)
             .map_err(|error| format!("sweep: {error}"))?;
         model::check(&region, state).map_err(|e| format!("after the sweep: {e}"))?;
         let used = region.media()[1].used_bytes / SEGMENT as u64;

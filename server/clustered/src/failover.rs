@@ -133,7 +133,9 @@ impl ClusteredStore {
     /// # Errors
     /// No such checkpoint; a damaged manifest, and no other node has a copy.
     pub fn show(&self, reference: &str) -> Result<control::Detail, StoreError> {
-        let shown = self.open(self.resolve(reference)?)?;
+        let record = self.resolve(reference)?;
+        let here = self.local.open_in_place(record.clone());
+        let shown = self.opened(record, here)?;
         let (segments, exclusive_bytes) = shown.here.as_ref().map_or((0, 0), |here| {
             let checkpoint = here.checkpoint();
             let exclusive_bytes = self.local.region().exclusive_bytes(checkpoint);
@@ -149,7 +151,17 @@ impl ClusteredStore {
     }
 
     fn open(&self, record: control::Checkpoint) -> Result<Failover<'_>, StoreError> {
-        let error = match self.local.open(record.clone()) {
+        let here = self.local.open(record.clone());
+        self.opened(record, here)
+    }
+
+    /// Returns this node's copy, or those of other nodes if it could not be opened.
+    fn opened(
+        &self,
+        record: control::Checkpoint,
+        here: Result<LocalCheckpoint, StoreError>,
+    ) -> Result<Failover<'_>, StoreError> {
+        let error = match here {
             Ok(here) => {
                 return Ok(Failover {
                     store: self,

@@ -158,7 +158,7 @@ fn a_cold_medium_survives_the_death_of_its_server() {
     cold.move_out(2 * BLOCK, BLOCK, &[0], &out).unwrap();
     assert!(cold.absent().unwrap().is_empty());
     cold.forget(BLOCK).unwrap();
-    assert_eq!(cold.remove(&cold.unneeded().unwrap()).unwrap(), 1);
+    assert_eq!(cold.remove(&cold.unneeded(true).unwrap()).unwrap(), 1);
     medium
         .read(2 * BLOCK + PAGE_SIZE as u64, &mut read)
         .unwrap();

@@ -14,6 +14,10 @@ use permafrost_store::PagesRead;
 /// Time after which a damaged checkpoint is tried again: a node that holds it may be back.
 const RETRY: Duration = Duration::from_secs(3600);
 
+/// Time for which a copy whose cold tier was away is not read again for another node: all that is on this node would be
+/// read each time that the other one asks, which it does about once a second.
+const AWAY: Duration = Duration::from_secs(300);
+
 /// A held checkpoint.
 #[derive(Clone, Debug)]
 pub struct ScrubCandidate<'a> {
@@ -79,6 +83,8 @@ pub struct Schedule {
     /// Bytes that were in an object store at the last verification, by id. What moves there later was not verified
     /// there.
     cold: HashMap<String, u64>,
+    /// Times of checks for which the cold tier was away, by id, milliseconds since the Unix epoch.
+    away: HashMap<String, u64>,
     copies: HashMap<String, Tracked>,
     /// Copies that are not known to be damaged, and in `damaged` those that are: time since which each is not
     /// verified, and its id.
@@ -187,6 +193,7 @@ impl Schedule {
         self.verified.retain(|id, _| copies.contains_key(id));
         self.unverified.retain(|id, _| copies.contains_key(id));
         self.cold.retain(|id, _| copies.contains_key(id));
+        self.away.retain(|id, _| copies.contains_key(id));
         self.round.left.retain(|id| copies.contains_key(id));
     }
 
@@ -217,9 +224,12 @@ impl Schedule {
         self.suspects.push(id)
     }
 
-    /// Queues a checkpoint after the suspects.
-    pub fn ask(&mut self, id: &str) {
-        self.asked.push(id);
+    /// Queues a checkpoint after the suspects, unless its cold tier was away just before `unix_ms`.
+    pub fn ask(&mut self, id: &str, unix_ms: u64) {
+        let age = self.away.get(id).and_then(|at| unix_ms.checked_sub(*at));
+        if age.is_none_or(|age| Duration::from_millis(age) >= AWAY) {
+            self.asked.push(id);
+        }
     }
 
     /// Returns the number of waiting requests.
@@ -337,6 +347,12 @@ impl Schedule {
         (began, unix_ms): (Duration, u64),
     ) {
         self.ended(of.id, why, read);
+        // Out of turn everything is fetched.
+        if why != Why::Turn && unverified_pages > 0 {
+            self.away.insert(of.id.to_owned(), unix_ms);
+        } else {
+            self.away.remove(of.id);
+        }
         let total = self.bytes.max(1);
         let in_turn = self.copies.get(of.id);
         // A check out of turn uses no share of the period.
@@ -459,6 +475,34 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_whose_tier_is_away_is_not_read_again_and_again() {
+        let mut schedule = Schedule::default();
+        schedule.sync([held("a", 1, NOW)].into_iter(), NOW);
+        let mut check = |unix_ms: u64, unverified_pages: u64| {
+            schedule.ask("a", unix_ms);
+            let next = schedule.next(unix_ms, Duration::ZERO);
+            let NextCheck::Check { id, why } = next else {
+                return false;
+            };
+            let read = schedule.begin(&id, why);
+            let of = held("a", 1, NOW);
+            schedule.checked(&of, why, read, unverified_pages, (Duration::ZERO, unix_ms));
+            true
+        };
+        let later = u64::try_from(AWAY.as_millis()).unwrap();
+        assert!(check(NOW, 3));
+        assert!(!check(NOW + 1, 3));
+        assert!(check(NOW + later, 3));
+        assert!(!check(NOW + later + 1, 0));
+        assert!(check(NOW + 2 * later, 0));
+        // It is there again.
+        assert!(check(NOW + 2 * later + 1, 0));
+        // A clock that was set back keeps nobody waiting.
+        assert!(check(NOW + 2 * later + 2, 1));
+        assert!(check(NOW, 1));
+    }
+
+    #[test]
     fn a_period_is_divided_by_bytes_oldest_first() {
         let held = [
             held("new", 60, NOW - 10),
@@ -506,7 +550,7 @@ mod tests {
         let held = [held("a", 1, 0), held("b", 1, 1)];
         let mut schedule = scheduled(None, HashMap::new(), &held);
         assert_eq!(schedule.next(NOW, DAY), NextCheck::Wait(None));
-        schedule.ask("a");
+        schedule.ask("a", NOW);
         assert!(schedule.suspect("b"));
         assert!(!schedule.suspect("b"));
         let check = |id: &str, why| {
@@ -561,7 +605,7 @@ mod tests {
         for one in ["a", "b"] {
             schedule.suspect(one);
         }
-        schedule.ask("c");
+        schedule.ask("c", NOW);
         for one in &three {
             let NextCheck::Check { id, why } = schedule.next(NOW, DAY) else {
                 panic!("{} is not read", one.id)

@@ -36,7 +36,12 @@ pub fn serve_fetch(
     let source = match store
         .local()
         .open_fetch(&request.checkpoint, &request.parent)
-    {
+        .and_then(|fetch| {
+            if reads_all(request) {
+                fetch.recall(store.local())?;
+            }
+            Ok(fetch)
+        }) {
         Ok(fetch) => Source::Here(Box::new(fetch)),
         Err(error) => Source::Elsewhere(Box::new(pass_on(store, peer, request, &error)?)),
     };
@@ -68,6 +73,15 @@ pub fn serve_fetch(
         Failure::Store(error) => error.into(),
         Failure::Peer(error) => RequestError::ReceiverGone(error).into(),
     })
+}
+
+/// Returns true if a request, or the reader who makes it, reads all pages of an address space.
+fn reads_all(request: &request::Fetch) -> bool {
+    let all_pages = request.image.is_empty()
+        && request.pages == 0
+        && !request.manifest_only
+        && !request.outline_only;
+    request.hold || all_pages
 }
 
 /// Checks that `peer` may read the manifest's checkpoint. Nodes make copies of parked sessions without a job; for

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use permafrost_store::Store;
 
@@ -40,11 +40,20 @@ impl Cleaning {
     }
 }
 
+/// Time between two looks at how much a region has grown.
+const LOOK: Duration = Duration::from_secs(1);
+
 fn clean(store: &Weak<Store>, interval: Duration, stopped: &AtomicBool) {
     let is_stopped = || stopped.load(Ordering::Relaxed);
+    let mut since = Instant::now();
     while !is_stopped() {
-        std::thread::park_timeout(interval);
+        std::thread::park_timeout(interval.min(LOOK));
         let Some(store) = store.upgrade() else { return };
+        // Where much is written, an interval would leave too much uncleaned.
+        if since.elapsed() < interval && !store.has_grown() {
+            continue;
+        }
+        since = Instant::now();
         if let Err(error) = store.clean_in_background(&is_stopped) {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(error, "region not cleaned");

@@ -226,16 +226,14 @@ impl Store {
     }
 
     /// Lists the object stores of cold tiers, and returns the ids of the checkpoints with pages in objects that are
-    /// missing or do not have the size that was written. Asks each store for a list only.
-    ///
-    /// # Errors
-    /// A store is away.
-    pub fn absent_in_cold(&self) -> Result<Vec<String>, StoreError> {
+    /// missing or do not have the size that was written; and why a store is away, of whose objects nothing is known. Asks
+    /// each store for a list only.
+    #[must_use]
+    pub fn absent_in_cold(&self) -> (Vec<String>, Vec<StoreError>) {
         let (segments, away) = self.region.absent_segments();
-        if let Some((_, error)) = away.into_iter().next() {
-            return Err(RegionMediaError::from(MediaError::Store(error)).into());
-        }
-        Ok(self.ids_with(&segments))
+        let away = away.into_iter();
+        let away = away.map(|(_, error)| RegionMediaError::from(MediaError::Store(error)).into());
+        (self.ids_with(&segments), away.collect())
     }
 
     /// Returns everything that the region holds, in the order of the seals.

@@ -4,10 +4,10 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use permafrost_pmem::{KeyId, MapRoot, RegionUsage, StoredCheckpoint, Survey};
+use permafrost_pmem::{KeyId, MapRoot, MediumUsage, StoredCheckpoint, Survey};
 use permafrost_protocol::control::{GcReport, RegionGc};
 
 use super::dump::map_root;
@@ -19,13 +19,17 @@ const STEP_BYTES: u64 = 4 << 20;
 /// Share of the time that background cleaning works, as one part of so many: while dumps come in, and else.
 const PARTS: [u32; 2] = [8, 2];
 
-/// Least part of what is in use, as one of so many, that must be reclaimable for a pass in the background. Segments are
-/// moved as a whole, so slots that are more than half full are left as they are: 1.4 times the live data is in use under
-/// random updates, and this part.
-const WORTH: u64 = 16;
+/// Least part of what is in use of a medium, as one of so many, that must be reclaimable for a pass in the background.
+/// Segments are moved as a whole, so slots that are more than half full are left as they are: 1.4 times the live data is
+/// in use under random updates, and this part.
+const WORTH: u64 = 48;
 
 /// Fewest segments that must be reclaimable for a pass in the background.
-const FEWEST_SEGMENTS: u64 = 4;
+const FEWEST_SEGMENTS: u64 = 2;
+
+/// Part of what is in use, as one of so many, after whose growth live pages are looked for at once, and not only at the
+/// next interval: a region that grows so fast would otherwise hold what a whole interval has written.
+const GROWN: u64 = 48;
 
 /// Least part of the region, as one of so many, that is reclaimed in the background once the region is half full.
 const WORTH_OF_FULL: u64 = 64;
@@ -38,6 +42,8 @@ const SURVEY_PARTS: u32 = 8;
 pub(super) struct CleaningState {
     /// Held while the region is cleaned.
     last: Mutex<LastSurvey>,
+    /// Bytes in use after the last survey and the pass that followed.
+    used_then: AtomicU64,
     /// Requests that wait for it: background cleaning gives way to them.
     requests: AtomicUsize,
 }
@@ -136,16 +142,28 @@ impl Store {
         last: &mut LastSurvey,
         stopped: &dyn Fn() -> bool,
     ) -> Result<bool, StoreError> {
-        let (usage, position) = (self.region.usage(), self.region.position());
+        let (usage, position) = (self.region.usage_of_media(), self.region.position());
         let too_soon = last.next.is_some_and(|next| Instant::now() < next);
         if too_soon || last.position == position || self.region.failure().is_some() {
             return Ok(false);
         }
-        let mut survey = self.survey(last);
-        let reclaimable = survey.reclaimable_bytes(usage.segment_bytes);
-        if !is_worth_cleaning(&usage, reclaimable.saturating_sub(last.in_vain)) {
+        // Where even an emptied medium would give too little, nothing is looked for.
+        let may_be_worth = |usage: &MediumUsage| is_worth_cleaning(usage, usage.used_bytes());
+        if !usage.iter().any(may_be_worth) {
             return Ok(false);
         }
+        let mut survey = self.survey(last);
+        let (segment_bytes, in_vain) = (self.region.usage().segment_bytes, last.in_vain);
+        let by_medium = survey.reclaimable_by_medium(segment_bytes);
+        // Each medium by itself: much that is in use on a slow one must not keep a fast one full.
+        let is_worth = |usage: &MediumUsage| {
+            let reclaimable = by_medium.get(&usage.number).copied().unwrap_or(0);
+            is_worth_cleaning(usage, reclaimable.saturating_sub(in_vain))
+        };
+        if !usage.iter().any(is_worth) {
+            return Ok(false);
+        }
+        let reclaimable: u64 = by_medium.values().sum();
         let mut report = RegionGc::default();
         self.work_in_steps(stopped, &mut || self.clean_step(&mut survey, &mut report))?;
         let (freed, written) = (report.freed_bytes, report.written_bytes);
@@ -155,8 +173,26 @@ impl Store {
         } else {
             0
         };
+        drop(survey);
+        self.cleaning
+            .used_then
+            .store(self.used(), Ordering::Relaxed);
         tracing::info!(freed, written, "region cleaned");
         Ok(freed > 0)
+    }
+
+    /// Returns true if the region has grown so much since live pages were looked for that it should be cleaned before
+    /// the next interval. Costs a look at the free slots.
+    #[must_use]
+    pub fn has_grown(&self) -> bool {
+        let then = self.cleaning.used_then.load(Ordering::Relaxed);
+        has_grown(then, self.used(), self.region.usage().segment_bytes)
+    }
+
+    /// Returns the bytes in use of media that dumps go to.
+    fn used(&self) -> u64 {
+        let media = self.region.usage_of_media();
+        media.iter().map(MediumUsage::used_bytes).sum()
     }
 
     /// Repeats a step until it returns true. Rests between steps, longer while dumps come in; ends early if `stopped`
@@ -190,6 +226,9 @@ impl Store {
         // Before it: what is sealed or removed meanwhile counts as new.
         last.position = self.region.position();
         let survey = self.region.survey_keys(&map_roots, keys);
+        self.cleaning
+            .used_then
+            .store(self.used(), Ordering::Relaxed);
         last.next = began
             .elapsed()
             .checked_mul(SURVEY_PARTS)
@@ -211,12 +250,19 @@ impl Store {
     }
 }
 
-/// Returns true if a region in which cleaning would free so many bytes is cleaned in the background: a 16th of what is
-/// in use and at least four segments, or, in a region that is half full, a 64th of the region.
+/// Returns true if a region of which so many bytes were in use at the last survey is surveyed at once: those in use have
+/// grown by a 48th, and at least two segments.
 #[must_use]
-pub fn is_worth_cleaning(usage: &RegionUsage, reclaimable_bytes: u64) -> bool {
-    let used = usage.capacity_bytes.saturating_sub(usage.free_bytes);
-    let least = (used / WORTH).max(FEWEST_SEGMENTS * usage.segment_bytes);
+pub fn has_grown(used_then: u64, used_bytes: u64, segment_bytes: u64) -> bool {
+    let least = (used_bytes / GROWN).max(FEWEST_SEGMENTS * segment_bytes);
+    used_bytes >= used_then.saturating_add(least)
+}
+
+/// Returns true if a medium on which cleaning would free so many bytes is cleaned in the background: a 48th of what is
+/// in use and at least two segments, or, on a medium that is half full, a 64th of it.
+#[must_use]
+pub fn is_worth_cleaning(usage: &MediumUsage, reclaimable_bytes: u64) -> bool {
+    let least = (usage.used_bytes() / WORTH).max(FEWEST_SEGMENTS * usage.segment_bytes);
     let is_half_full = usage.free_bytes < usage.capacity_bytes / 2;
     let least = if is_half_full {
         least.min(usage.capacity_bytes / WORTH_OF_FULL)
@@ -252,34 +298,42 @@ fn rest(time: Duration, stopped: &dyn Fn() -> bool) {
 
 #[cfg(test)]
 mod tests {
-    use permafrost_pmem::{FormatOptions, Region, create_medium_in_memory};
-
     use super::*;
 
     const SEGMENT: u64 = 1 << 20;
 
     #[test]
     fn what_is_worth_cleaning_follows_what_is_in_use() {
-        let medium = create_medium_in_memory(16 * SEGMENT).unwrap();
-        Region::format(Arc::clone(&medium), &FormatOptions::default()).unwrap();
-        let mut usage = Region::open(medium).unwrap().0.usage();
-        assert_eq!(usage.segment_bytes, SEGMENT);
-        let mut is_worth = |capacity, used, reclaimable| {
-            usage.capacity_bytes = capacity * SEGMENT;
-            usage.free_bytes = (capacity - used) * SEGMENT;
+        let is_worth = |capacity, used, reclaimable| {
+            let usage = MediumUsage {
+                number: 0,
+                capacity_bytes: capacity * SEGMENT,
+                free_bytes: (capacity - used) * SEGMENT,
+                segment_bytes: SEGMENT,
+            };
             is_worth_cleaning(&usage, reclaimable * SEGMENT)
         };
         // However much room there is.
-        assert!(is_worth(1_000_000, 800, 50));
-        assert!(!is_worth(1_000_000, 800, 49));
+        assert!(is_worth(1_000_000, 800, 17));
+        assert!(!is_worth(1_000_000, 800, 16));
         // A few segments are left alone.
-        assert!(is_worth(1_000_000, 20, 4));
-        assert!(!is_worth(1_000_000, 20, 3));
+        assert!(is_worth(1_000_000, 20, 2));
+        assert!(!is_worth(1_000_000, 20, 1));
         // Sooner when room becomes short, in small regions too.
-        assert!(is_worth(6400, 3201, 100));
-        assert!(!is_worth(6400, 3201, 99));
-        assert!(!is_worth(6400, 3200, 100));
+        assert!(is_worth(6400, 6000, 100));
+        assert!(!is_worth(6400, 6000, 99));
         assert!(is_worth(64, 40, 1));
         assert!(!is_worth(64, 40, 0));
+    }
+
+    #[test]
+    fn a_region_is_looked_at_when_it_has_grown() {
+        let grown = |then, now| has_grown(then * SEGMENT, now * SEGMENT, SEGMENT);
+        assert!(!grown(0, 1));
+        assert!(grown(0, 2));
+        assert!(!grown(960, 980));
+        assert!(grown(960, 981));
+        // Less is in use than then.
+        assert!(!grown(960, 10));
     }
 }

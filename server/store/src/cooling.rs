@@ -29,6 +29,13 @@ const PLAN_PARTS: u32 = 8;
 /// Longest time in which a pass in the background moves segments.
 const LONGEST_PASS: Duration = Duration::from_secs(60);
 
+/// Time between two lists of the object stores for objects that crashes have left; those of removed checkpoints are
+/// known without one.
+const LIST_EVERY: Duration = Duration::from_secs(86_400);
+
+/// Time after which a store that was away is listed again.
+const LIST_AGAIN: Duration = Duration::from_secs(3600);
+
 /// Least time between two decisions in the background.
 const LEAST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -43,6 +50,8 @@ pub(super) struct CoolingState {
     held: Arc<Reads>,
     /// Room on media that recalls under way will fill, by number, in bytes.
     promised: Mutex<HashMap<usize, u64>>,
+    /// Time of the next list of the object stores; `None`: at once.
+    next_list: Mutex<Option<Instant>>,
 }
 
 /// Room that recalls were promised, until this is dropped.
@@ -83,6 +92,7 @@ impl CoolingState {
             opened: Instant::now(),
             held: Arc::default(),
             promised: Mutex::default(),
+            next_list: Mutex::default(),
         }
     }
 
@@ -199,9 +209,22 @@ impl Store {
 
     /// Removes objects that nothing needs. Asks the object store: to be called without a lock.
     pub(super) fn sweep_objects(&self, stopped: &dyn Fn() -> bool) {
-        if self.region.has_cold()
-            && let Err(error) = self.region.sweep_cold(stopped)
-        {
+        if !self.region.has_cold() {
+            return;
+        }
+        let now = Instant::now();
+        let next = *self.cooling.next_list.lock();
+        let list = next.is_none_or(|next| next <= now);
+        let swept = self.region.sweep_cold(list, stopped);
+        if list {
+            let pause = if swept.is_ok() {
+                LIST_EVERY
+            } else {
+                LIST_AGAIN
+            };
+            *self.cooling.next_list.lock() = now.checked_add(pause);
+        }
+        if let Err(error) = swept {
             // Tried again at the next pass: what is left takes room only.
             let error: &dyn std::error::Error = &error;
             tracing::warn!(error, "objects that nothing needs not removed");
@@ -333,7 +356,9 @@ impl Store {
         }
         let moved = if self.region.is_cold(to) {
             let survey = survey.get_or_insert_with(|| self.region.survey(&map_roots));
-            self.region.cool_slot(survey, slot, to)
+            // A reader may begin while the object store is asked.
+            let may_cool = || !planned.down || !is_in(slot, &self.segments_held());
+            self.region.cool_slot(survey, slot, to, &may_cool)
         } else {
             self.region.move_slot(slot, to)
         };

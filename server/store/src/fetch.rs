@@ -48,7 +48,7 @@ pub enum Fetched<'a> {
 impl Store {
     /// Opens a checkpoint (32 hex digits) to pass it on. Pages equal to those of `parent`, a checkpoint that the
     /// receiver has, are passed on as references to it. If `parent` is not here, nothing is
-    /// compared with it.
+    /// compared with it. What is in a cold tier stays there: see [`Fetch::recall`].
     ///
     /// # Errors
     /// The checkpoint is not here; its manifest is damaged.
@@ -94,6 +94,15 @@ impl Store {
 }
 
 impl Fetch {
+    /// Moves what is in a cold tier to a faster one, as far as there is room: before all of it is read. A few pages are
+    /// read where they are.
+    ///
+    /// # Errors
+    /// The tier is away.
+    pub fn recall(&self, store: &Store) -> Result<(), StoreError> {
+        store.recall(self.reader.checkpoint())
+    }
+
     /// Keeps the pages for a while after this fetch, for a reader that comes back: even if the checkpoint is removed.
     pub fn hold(&self) {
         self.read.hold(self.reader.checkpoint());

@@ -64,7 +64,7 @@ use permafrost_quotas::Quotas;
 
 pub use adopt::Adoption;
 pub use checking::{Checked, ColdPages, DamagedPage, HeldCheckpoint, Object, PagesRead};
-pub use clean::is_worth_cleaning;
+pub use clean::{has_grown, is_worth_cleaning};
 pub use copy::{CopyDump, CopyRequest};
 pub use counters::{BOUNDS_S, Counter, Counters, Timings};
 pub use digest::{ContentDigest, of_whole as digest_of};

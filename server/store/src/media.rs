@@ -93,9 +93,11 @@ impl Store {
             if medium.state != MediumState::Draining || medium.guarantee.is_none() {
                 continue;
             }
+            let mut stuck = Vec::new();
             while !stopped() {
-                let step = self.region.drain_step(medium.number, STEP_BYTES);
+                let step = self.region.drain_others(medium.number, STEP_BYTES, &stuck);
                 let step = step.map_err(RegionMediaError::from)?;
+                stuck.extend(step.stuck);
                 if step.moved_bytes == 0 {
                     break;
                 }
@@ -121,15 +123,17 @@ impl Store {
     ) -> Result<(u64, Vec<String>), StoreError> {
         let segment_bytes = self.region.usage().segment_bytes;
         let (mut moved_bytes, mut since) = (0, Instant::now());
+        let mut stuck = Vec::new();
         loop {
-            let step = self.region.drain_step(number, STEP_BYTES);
+            let step = self.region.drain_others(number, STEP_BYTES, &stuck);
             let step = step.map_err(RegionMediaError::from)?;
+            stuck.extend(step.stuck);
             moved_bytes += step.moved_bytes;
             self.counters.moved_bytes.add(step.moved_bytes);
             progress(moved_bytes, moved_bytes + step.left_bytes);
-            let only_stuck = step.left_bytes <= step.stuck.len() as u64 * segment_bytes;
+            let only_stuck = step.left_bytes <= stuck.len() as u64 * segment_bytes;
             if only_stuck || step.waiting && since.elapsed() >= PATIENCE {
-                return Ok((moved_bytes, self.described(&step.stuck)));
+                return Ok((moved_bytes, self.described(&stuck)));
             }
             if step.waiting {
                 std::thread::sleep(PAUSE);

@@ -64,6 +64,20 @@ impl Store {
     /// There is no copy here; its manifest is damaged, or of another checkpoint than is listed; it is in the cold tier,
     /// which is away.
     pub fn open(&self, record: control::Checkpoint) -> Result<LocalCheckpoint, StoreError> {
+        let opened = self.open_in_place(record)?;
+        self.recall(&opened.checkpoint)?;
+        Ok(opened)
+    }
+
+    /// Opens this store's copy of a listed checkpoint as [`open`](Self::open) does, but moves nothing out of a cold tier:
+    /// for those who look at the manifest, or read a few pages.
+    ///
+    /// # Errors
+    /// There is no copy here; its manifest is damaged, or of another checkpoint than is listed.
+    pub fn open_in_place(
+        &self,
+        record: control::Checkpoint,
+    ) -> Result<LocalCheckpoint, StoreError> {
         let checkpoint = self.checkpoint(&record.id)?;
         self.open_held(record, checkpoint)
     }
@@ -79,7 +93,6 @@ impl Store {
         // Before it is recalled: it is not cooled again under the reader.
         let held = self.cooling.hold(&record.id);
         let read = self.reads.begin(&record.id, false);
-        self.recall(&checkpoint)?;
         Ok(LocalCheckpoint {
             _read: [read, held],
             name: checkpoint_name(&record),
@@ -133,12 +146,12 @@ impl LocalCheckpoint {
     /// Returns the pagemap image of an address space.
     fn pagemap_of(&self, space: &AddressSpace) -> Result<Vec<u8>, StoreError> {
         let mut pagemap = PagemapWriter::new(space.pages_id);
-        for run in self.map(space)?.runs() {
-            let run = run.map_err(|source| self.corrupt(space, 0, source))?;
+        for extent in self.map(space)?.extents() {
+            let extent = extent.map_err(|source| self.corrupt(space, 0, source))?;
             pagemap.push(PagemapEntry {
-                vaddr: run.first_index * PAGE_BYTES,
-                nr_pages: u64::from(run.pages),
-                flags: run.flags,
+                vaddr: extent.first_index * PAGE_BYTES,
+                nr_pages: extent.pages,
+                flags: extent.flags,
             });
         }
         Ok(pagemap.finish())

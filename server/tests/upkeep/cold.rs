@@ -29,8 +29,15 @@ struct Cold {
 
 impl Cold {
     fn add_to(site: Site) -> Self {
+        let store = Self::add_tier(&site, "");
+        Self { site, store }
+    }
+
+    /// Adds a cold tier, and returns the directory that is its store.
+    fn add_tier(site: &Site, suffix: &str) -> PathBuf {
         let dir = site.dir.path().canonicalize().unwrap();
-        let (file, store) = (dir.join("cold"), dir.join("store"));
+        let file = dir.join(format!("cold{suffix}"));
+        let store = dir.join(format!("store{suffix}"));
         std::fs::create_dir(&store).unwrap();
         let add = request::Media {
             action: "add".to_owned(),
@@ -40,7 +47,7 @@ impl Cold {
             ..request::Media::default()
         };
         site.store.local().media(&add, &mut |_, _| {}).unwrap();
-        Self { site, store }
+        store
     }
 
     fn region(&self, action: &str, medium: &str, checkpoint: &str) -> RegionMedia {
@@ -178,6 +185,96 @@ fn a_missing_object_is_found_by_the_list_marked_and_healed() {
     assert!(healed.damaged[0].mended, "{healed:?}");
     assert!(site.marked("job", 1).is_empty());
     cold.assert_content("job@1", PAGES);
+}
+
+#[test]
+fn a_page_that_is_healed_while_the_tier_is_away_needs_no_fresh_copy() {
+    let cold = Cold::add_to(Site::clustered());
+    let site = &cold.site;
+    site.dump("job", PAGES);
+    site.dump("job", 0..400);
+    assert!(cold.cool("job@1") > 0);
+    let pages = Arc::new(Pages(Arc::downgrade(site.store.local())));
+    let _healing = site.scrubber_with(on_request(), Some(pages));
+    let scrub = || {
+        let scrub = site.scrub();
+        scrub.scrub("job@2", false, &mut |_, _| {}).unwrap()
+    };
+    // One of its own, which are not in the cold tier.
+    site.flip_page(390);
+    cold.set_away(true);
+    let found = scrub();
+    let [damaged] = &found.damaged[..] else {
+        panic!("{found:?}")
+    };
+    assert!(
+        !damaged.mended && damaged.reason.contains("written anew"),
+        "{damaged:?}"
+    );
+    assert_eq!(site.scrub().counters().pages_healed.value(), 1);
+    assert_eq!(site.marked("job", 2), ["self"]);
+    cold.set_away(false);
+    assert!(scrub().damaged.is_empty());
+    assert!(site.marked("job", 2).is_empty());
+    cold.assert_content("job@2", 0..400);
+}
+
+#[test]
+fn a_tier_that_is_away_hides_nothing_of_another_one() {
+    let cold = Cold::add_to(Site::new());
+    let site = &cold.site;
+    let _scrubber = site.scrubber(on_request());
+    site.dump("job", PAGES);
+    assert!(cold.cool("job@1") > 0);
+    std::fs::remove_file(cold.objects().remove(0)).unwrap();
+    std::fs::remove_dir_all(Cold::add_tier(site, "2")).unwrap();
+    let found = site.scrub().scrub("", false, &mut |_, _| {}).unwrap();
+    assert_eq!(found.damaged.len(), 1, "{found:?}");
+}
+
+#[test]
+fn who_looks_at_a_checkpoint_moves_nothing() {
+    let cold = Cold::add_to(Site::new());
+    let site = &cold.site;
+    let record = site.dump("job", PAGES);
+    assert!(cold.cool("job@1") > 0);
+    let before = cold.used();
+    site.store.show("job@1").unwrap();
+    let local = site.store.local();
+    let fetch = local.open_fetch(&record.id, "").unwrap();
+    // A few of its pages.
+    let runs = fetch.runs(0, address(20) / 4096, 2);
+    assert!(runs.map(Result::unwrap).count() > 0);
+    assert_eq!(cold.used(), before);
+    // All of them.
+    fetch.recall(local).unwrap();
+    assert!(cold.used().0 > before.0);
+    drop(fetch);
+    cold.assert_content("job@1", PAGES);
+}
+
+#[test]
+fn the_store_is_listed_for_what_crashes_leave_and_not_at_each_pass() {
+    let cold = Cold::add_to(Site::new());
+    let site = &cold.site;
+    let record = site.dump("job", PAGES);
+    assert!(cold.cool("job@1") > 0);
+    let directory = cold.objects()[0].parent().unwrap().to_owned();
+    let stray = directory.join("9-0000000000000001");
+    let pass = || {
+        let _ = site.store.local().clean_in_background(&|| false).unwrap();
+    };
+    std::fs::write(&stray, b"x").unwrap();
+    pass();
+    assert!(!stray.exists());
+    // The next list is due in a day.
+    std::fs::write(&stray, b"x").unwrap();
+    pass();
+    assert!(stray.exists());
+    // What is removed here is known without one.
+    site.store.local().delete(&record).unwrap();
+    pass();
+    assert_eq!(cold.objects(), [stray]);
 }
 
 #[test]

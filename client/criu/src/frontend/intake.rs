@@ -36,7 +36,7 @@ const THREAD_BYTES: u64 = 2 << 20;
 pub(super) struct Intake<'scope, 'env, K> {
     scope: &'scope Scope<'scope, 'env>,
     lane: Lane<'scope, 'env, K>,
-    /// Bytes that came for the address space so far.
+    /// Bytes that came for the address space so far, since the last question.
     space_bytes: u64,
     /// True if no thread could be started for the address space.
     is_tried: bool,
@@ -329,6 +329,8 @@ impl<'scope, 'env, K: PageSink + Send> Intake<'scope, 'env, K> {
         };
         let chunk = empty.try_recv().unwrap_or_else(|_| Chunk::new());
         self.lane = Lane::Here { sink, chunk };
+        // Another thread is worth its start after as many bytes as this one was: not after each question.
+        self.space_bytes = 0;
         self.refusal = self.refusal.take().or(refusal);
     }
 }

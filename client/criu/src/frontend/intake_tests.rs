@@ -295,3 +295,39 @@ fn a_panic_of_the_sink_is_that_of_the_connection() {
     let served = catch_unwind(AssertUnwindSafe(|| serve(&mut Client::dump(), &mut sink)));
     assert!(served.is_err());
 }
+
+#[test]
+fn a_question_does_not_start_another_thread_at_once() {
+    let mut sink = Recorder {
+        is_slow: true,
+        ..Recorder::default()
+    };
+    let pages = THREAD_BYTES / PAGE_BYTES;
+    thread::scope(|scope| {
+        let mut intake = Intake::new(scope, &mut sink);
+        let mut next = 0;
+        let mut send = |intake: &mut Intake<'_, '_, _>, count: u64| {
+            for _ in 0..count {
+                intake.room(PAGE_BYTES).fill(1);
+                intake.pages(next * PAGE_BYTES, PE_PRESENT, PAGE_SIZE);
+                next += 1;
+            }
+        };
+        send(&mut intake, pages + 1);
+        assert!(matches!(intake.lane, Lane::Aside { .. }));
+        for _ in 0..3 {
+            assert!(
+                intake
+                    .ask(|sink| sink.has_parent(SpaceId::process(1)))
+                    .is_some()
+            );
+            send(&mut intake, 1);
+            assert!(matches!(intake.lane, Lane::Here { .. }));
+        }
+        // After as many bytes as before.
+        send(&mut intake, pages);
+        assert!(matches!(intake.lane, Lane::Aside { .. }));
+        assert!(intake.into_refusal().is_none());
+    });
+    assert_eq!(sink.calls.len() as u64, 2 * pages + 4);
+}

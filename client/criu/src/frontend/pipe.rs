@@ -77,6 +77,22 @@ impl Pipe {
         self.end.get_ref().out.refer(file, at, end)
     }
 
+    /// Calls `refer` with the pipe, so that the pipe refers to memory, and returns the bytes that it then does. As for
+    /// [`Pipe::splice`], the memory must not change until CRIU has read it.
+    ///
+    /// # Errors
+    /// Those of `refer`.
+    pub fn refer(
+        &mut self,
+        refer: impl FnOnce(BorrowedFd<'_>) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        self.end.flush()?;
+        let out = &self.end.get_ref().out;
+        let bytes = refer(out.pipe.as_fd())?;
+        out.served.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+
     /// Writes zeros, as many as `bytes`. Long runs are not copied.
     ///
     /// # Errors

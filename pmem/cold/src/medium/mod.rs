@@ -4,7 +4,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -45,6 +45,8 @@ pub struct ColdMedium {
     fetched: Mutex<Fetched>,
     /// Objects that are being written, and that no entry names yet: block and number.
     in_flight: Mutex<HashSet<(u64, u64)>>,
+    /// Names of objects that were given up since the medium was opened, and not removed yet.
+    given_up: Mutex<BTreeSet<String>>,
     /// Region and medium; not set for a medium that is part of no region.
     identity: OnceLock<ColdIdentity>,
     /// True if the store's marker was read and is this medium's.
@@ -174,6 +176,7 @@ impl ColdMedium {
             block_bytes,
             fetched: Mutex::default(),
             in_flight: Mutex::default(),
+            given_up: Mutex::default(),
             identity: OnceLock::new(),
             is_marked: AtomicBool::new(false),
         })
@@ -228,6 +231,23 @@ impl ColdMedium {
         let hex = |text| u64::from_str_radix(text, 16).ok();
         let parsed = (hex(block)?, hex(number)?);
         (directory == self.directory()).then_some(parsed)
+    }
+
+    /// Writes the entry of a block, and gives up the object that it had.
+    fn set_entry(&self, block: u64, entry: Entry) -> io::Result<()> {
+        let before = self.index.get(block)?.object;
+        let object = entry.object;
+        self.index.set(block, entry)?;
+        if before != 0 && before != object {
+            self.give_up(block, before);
+        }
+        Ok(())
+    }
+
+    /// Notes that nothing names an object any more.
+    fn give_up(&self, block: u64, number: u64) {
+        let name = self.object_name(&self.id(block, number));
+        self.given_up.lock().insert(name);
     }
 
     /// Returns true if an entry names an object, or will.
@@ -325,7 +345,7 @@ impl ColdMedium {
     fn before_write(&self, at: u64, len_bytes: u64) -> io::Result<()> {
         let (block, _) = self.place(at);
         if len_bytes > 0 && !self.are_kept(at, len_bytes)? {
-            self.index.set(block, Entry::default())?;
+            self.set_entry(block, Entry::default())?;
         }
         Ok(())
     }

@@ -82,7 +82,11 @@ impl ColdStore for ColdMedium {
         let object = encode(&id, &BlockPages { pages, bytes });
         let stored_bytes = to_u64(object.len());
         let put = self.objects.put(&self.object_name(&id), object);
-        put.map_err(|source| self.away(source))?;
+        put.map_err(|source| {
+            // It may be there all the same.
+            self.give_up(block, id.number);
+            self.away(source)
+        })?;
         // It went to this store, and not to where the store was mounted until now.
         self.check_marker_again()?;
         // 2. The entry, which names it. Not before the object is durable. A crash here leaves an entry of a block that
@@ -93,7 +97,7 @@ impl ColdStore for ColdMedium {
             out: pages,
             stored_bytes,
         };
-        self.index.set(block, entry)?;
+        self.set_entry(block, entry)?;
         // 3. The holes. Not before the entry is durable: pages of the file would read as zeros.
         self.punch(block, &entry.kept);
         Ok(stored_bytes)
@@ -128,21 +132,29 @@ impl ColdStore for ColdMedium {
 
     fn forget(&self, at: u64) -> io::Result<()> {
         let (block, _) = self.place(at);
-        self.index.set(block, Entry::default())?;
+        self.set_entry(block, Entry::default())?;
         self.punch(block, &Pages::default());
         Ok(())
     }
 
-    fn unneeded(&self) -> io::Result<Vec<String>> {
+    fn unneeded(&self, list: bool) -> io::Result<Vec<String>> {
+        let mut names = self.given_up.lock().clone();
+        if names.is_empty() && !list {
+            return Ok(Vec::new());
+        }
         self.check_marker()?;
-        let listed = self.objects.list(&self.directory());
+        if list {
+            let listed = self.objects.list(&self.directory());
+            let listed = listed.map_err(|source| self.away(source))?;
+            names.extend(listed.into_iter().map(|object| object.name));
+        }
         let mut unneeded = Vec::new();
-        for object in listed.map_err(|source| self.away(source))? {
+        for name in names {
             // Others are not this program's.
-            if let Some((block, number)) = self.parse_name(&object.name)
+            if let Some((block, number)) = self.parse_name(&name)
                 && !self.is_needed(block, number)?
             {
-                unneeded.push(object.name);
+                unneeded.push(name);
             }
         }
         Ok(unneeded)
@@ -157,6 +169,7 @@ impl ColdStore for ColdMedium {
             {
                 let deleted = self.objects.delete(name);
                 deleted.map_err(|source| self.away(source))?;
+                self.given_up.lock().remove(name);
                 removed += 1;
             }
         }

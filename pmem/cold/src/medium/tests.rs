@@ -61,7 +61,7 @@ fn move_out(medium: &ColdMedium, block: u64) -> io::Result<u64> {
 }
 
 fn sweep(medium: &ColdMedium) -> u64 {
-    medium.remove(&medium.unneeded().unwrap()).unwrap()
+    medium.remove(&medium.unneeded(true).unwrap()).unwrap()
 }
 
 #[test]

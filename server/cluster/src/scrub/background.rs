@@ -71,13 +71,8 @@ impl Scrubber {
         if self.state().next_list.is_some_and(|next| now < next) {
             return;
         }
-        let (absent, pause) = match self.store.absent_in_cold() {
-            Ok(absent) => (absent, period),
-            Err(error) => {
-                tracing::warn!(%error, "it is not known which objects of the cold tier are there");
-                (Vec::new(), period.min(AWAY))
-            }
-        };
+        let (absent, is_away) = self.absent();
+        let pause = if is_away { period.min(AWAY) } else { period };
         for id in &absent {
             tracing::error!(id, "objects of it are missing in the cold tier");
             self.suspect_quietly(id);

@@ -16,6 +16,25 @@ enum By {
     Another,
 }
 
+/// Reason why a checkpoint does not count as whole.
+enum NotWhole {
+    /// It is damaged.
+    Damaged(String),
+    /// Pages of it are in a cold tier that is away: they may be intact.
+    Away(String),
+    /// It was not read to its end.
+    Stopped,
+}
+
+impl std::fmt::Display for NotWhole {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Damaged(reason) | Self::Away(reason) => f.write_str(reason),
+            Self::Stopped => f.write_str("it was not read to its end"),
+        }
+    }
+}
+
 impl Scrubber {
     /// Acts on the result of a check, in which the pages `read` were found intact.
     pub(super) fn conclude(
@@ -121,6 +140,12 @@ impl Scrubber {
                     match self.is_whole(held, read) {
                         Ok(()) if pages == 0 => return Ok(By::Another),
                         Ok(()) => return Ok(By::Pages),
+                        // A fresh copy would be of all its pages, and nothing says that it needs one.
+                        Err(NotWhole::Away(away)) => {
+                            return Err(format!(
+                                "its damaged pages are written anew, and others cannot be read: {away}"
+                            ));
+                        }
                         Err(again) => why = format!("damaged again: {again}"),
                     }
                 }
@@ -149,12 +174,18 @@ impl Scrubber {
     /// Reads a checkpoint once more.
     ///
     /// # Errors
-    /// Description of the damage.
-    fn is_whole(&self, held: &HeldCheckpoint, read: Option<&mut PagesRead>) -> Result<(), String> {
-        match self.read(held, read, ColdPages::Fetch, &mut |_| {}) {
-            Some(again) if again.damage.is_empty() && again.unverified_pages > 0 => Err(again.away),
-            Some(again) => again.damage.into_iter().next().map_or(Ok(()), Err),
-            None => Err("it was not read to its end".to_owned()),
+    /// The reason why it does not count as whole.
+    fn is_whole(
+        &self,
+        held: &HeldCheckpoint,
+        read: Option<&mut PagesRead>,
+    ) -> Result<(), NotWhole> {
+        let again = self.read(held, read, ColdPages::Fetch, &mut |_| {});
+        let again = again.ok_or(NotWhole::Stopped)?;
+        match again.damage.into_iter().next() {
+            Some(damage) => Err(NotWhole::Damaged(damage)),
+            None if again.unverified_pages > 0 => Err(NotWhole::Away(again.away)),
+            None => Ok(()),
         }
     }
 

@@ -255,13 +255,14 @@ impl Scrubber {
         }
     }
 
-    /// Returns the checkpoints whose objects in a cold tier are missing, by a list. None if the tier is away: then it
-    /// is not known.
-    fn absent(&self) -> Vec<String> {
-        self.store.absent_in_cold().unwrap_or_else(|error| {
-            tracing::warn!(%error, "it is not known which objects of the cold tier are there");
-            Vec::new()
-        })
+    /// Returns the checkpoints whose objects in cold tiers are missing, by a list; and true if a tier is away: then it is
+    /// not known of those in it.
+    fn absent(&self) -> (Vec<String>, bool) {
+        let (absent, away) = self.store.absent_in_cold();
+        for error in &away {
+            tracing::warn!(%error, "it is not known which objects of a cold tier are there");
+        }
+        (absent, !away.is_empty())
     }
 
     fn suspect_quietly(&self, id: &str) {
@@ -351,7 +352,7 @@ impl Scrubber {
         let fetch_all = cold || !reference.is_empty();
         let absent: HashSet<String> = match fetch_all {
             true => HashSet::new(),
-            false => self.absent().into_iter().collect(),
+            false => self.absent().0.into_iter().collect(),
         };
         let _request = Request::new(&self.requests);
         let size =
@@ -427,7 +428,7 @@ impl Scrubber {
                         let mut state = self.state();
                         let copy = (id.as_str(), copy, cold_bytes);
                         if !state.schedule.is_verified(copy, within, now) {
-                            state.schedule.ask(id);
+                            state.schedule.ask(id, now);
                             continue;
                         }
                         &mut verified.whole
