@@ -15,8 +15,8 @@ use std::sync::Arc;
 use permafrost_benches::{Numbers, noise, region};
 use permafrost_pmem::{
     CheckpointId, FormatOptions, MapRoot, MediumUsage, PAGE_SIZE, Region, StoredCheckpoint,
+    has_grown,
 };
-use permafrost_store::{has_grown, is_worth_cleaning};
 
 /// Pages of the process: 64 MiB.
 const PAGES: usize = 16_384;
@@ -136,7 +136,7 @@ impl Run {
             &mut self.worst_at_first
         };
         *worst = worst.max(usage.used_bytes() as f64 / live);
-        if cleaned && is_worth_cleaning(&usage, survey.reclaimable_bytes(usage.segment_bytes)) {
+        if cleaned && usage.is_worth_cleaning(survey.reclaimable_bytes(usage.segment_bytes)) {
             let done = region.clean(&mut survey, u64::MAX).expect("clean");
             self.moved += done.written_bytes;
         }

@@ -99,13 +99,16 @@ impl Allocator {
     }
 
     /// Forgets the tails that `keep` refuses: nothing is appended to their segments from now on. It gets each segment
-    /// with the first page of its room, and true for the one that the next dump goes on with.
-    pub(crate) fn choose_tails(&mut self, mut keep: impl FnMut(SegmentNo, u32, bool) -> bool) {
+    /// with its medium, the first page of its room, and true for the one that the next dump goes on with.
+    pub(crate) fn choose_tails(
+        &mut self,
+        mut keep: impl FnMut((usize, SegmentNo), u32, bool) -> bool,
+    ) {
         let mut before = None;
         let keys = &mut self.tail_keys;
         self.tails.retain(|&(medium, key, segment), page| {
             let is_next = before.replace((medium, key)) != Some((medium, key));
-            let is_kept = keep(segment, *page, is_next);
+            let is_kept = keep((medium, segment), *page, is_next);
             if !is_kept {
                 keys.remove(&segment);
             }

@@ -14,8 +14,8 @@
 //!
 //! A page is live if a listed checkpoint refers to it. A [`Survey`] finds the live pages, holds their segments, so
 //! that none of them is reused while it counts, and takes away the tails of those that are to be moved, so that none
-//! of these is appended to. The tail that the next dump goes on with stays, unless it gives little room. From then on their live pages only become fewer: a shadow that refers to a page has found
-//! it through a checkpoint.
+//! of these is appended to. The tail that the next dump goes on with stays, unless it gives little room. From then on
+//! their live pages only become fewer: a shadow that refers to a page has found it through a checkpoint.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -31,22 +31,17 @@ use crate::checkpoint::{CopyId, StoredCheckpoint};
 use crate::cool::fetch_slot;
 use crate::encrypted::KeyChange;
 use crate::error::{CleanError, SegmentPlace};
-use crate::geometry::Geometry;
 use crate::ids::{CheckpointId, PageNo, SegmentNo, SlotNo};
-use crate::layout::{PackedHeader, StoredPages};
+use crate::layout::{PackedHeader, PackedSize, StoredPages, packed_header_bytes};
 use crate::map::MapRoot;
 use crate::region::Region;
 use crate::space::{Space, packed_checksum};
-use crate::table::{Position, packed_header_bytes};
+use crate::table::Position;
 use crate::{PAGE_BYTES, PAGE_SIZE};
 use permafrost_cipher::KeyId;
 use permafrost_liveness::{Found, Liveness};
 use permafrost_medium::convert::{to_u64, to_usize};
 use permafrost_medium::{FetchedPages, Flushed, MAX_MEDIA, Medium};
-
-/// Largest share of a slot, in quarters, that its live pages and their headers may fill for the slot to be cleaned:
-/// what fuller ones would give is not worth the writes.
-const SPARSE_QUARTERS: u64 = 3;
 
 /// Live pages of a region, and the slots that are worth cleaning. Holds all segments that were in use when it was made,
 /// so it should not be kept for long.
@@ -81,13 +76,6 @@ pub(crate) struct SparseSlot {
     size: PackedSize,
 }
 
-/// Size of packed segments.
-#[derive(Clone, Copy, Debug, Default)]
-struct PackedSize {
-    pages: u32,
-    header_bytes: u64,
-}
-
 impl SparseSlot {
     pub(crate) fn medium(&self) -> usize {
         self.medium
@@ -106,36 +94,6 @@ impl SparseSlot {
             .collect();
         let fetched = slots.into_iter().map(|slot| fetch_slot(space, slot));
         fetched.filter_map(Result::transpose).collect()
-    }
-}
-
-impl PackedSize {
-    fn of(live: &StoredPages) -> Self {
-        Self {
-            pages: live.count(),
-            header_bytes: packed_header_bytes(live.count()),
-        }
-    }
-
-    fn plus(self, other: Self) -> Self {
-        Self {
-            pages: self.pages.saturating_add(other.pages),
-            header_bytes: self.header_bytes + other.header_bytes,
-        }
-    }
-
-    /// Returns true if a slot with no more than this is worth cleaning.
-    fn is_sparse(self, geometry: &Geometry) -> bool {
-        self.all_pages() <= u64::from(geometry.segment_pages()) * SPARSE_QUARTERS / 4
-    }
-
-    fn header_pages(self) -> u64 {
-        self.header_bytes.div_ceil(PAGE_BYTES)
-    }
-
-    /// Pages that the segments take together, with their headers in front of them.
-    fn all_pages(self) -> u64 {
-        u64::from(self.pages) + self.header_pages()
     }
 }
 
@@ -251,15 +209,20 @@ impl Region {
         unknown.extend(holders.iter().filter_map(others));
         // Under the same lock: nothing is appended any more to a segment that may be moved.
         allocator.forget_tails_of(keys);
-        allocator.choose_tails(|segment, page, is_next| {
+        let segment_pages = space.geometry.segment_pages();
+        let roomy: [bool; MAX_MEDIA] = std::array::from_fn(|medium| {
+            allocator.order().contains(&medium) && allocator.count(medium).has_spare()
+        });
+        allocator.choose_tails(|(medium, segment), page, is_next| {
             let Some(mut size) = live.get(&segment).map(PackedSize::of) else {
                 return true;
             };
-            // The next dump fills it: to move it now would write its pages twice, and give no more room.
-            if is_next {
-                size.pages += space.geometry.segment_pages().saturating_sub(page);
+            // The next dump fills it: to move it now would write its pages twice, and give no more room. But many keys,
+            // each with a tail that only its own dumps go on with, must not fill a medium.
+            if is_next && roomy[medium] {
+                size.pages += segment_pages.saturating_sub(page);
             }
-            unknown.contains(&segment) || !size.is_sparse(&space.geometry)
+            unknown.contains(&segment) || !size.is_sparse(segment_pages)
         });
         let growing = allocator.growing();
         let dead = |(segment, live): (&SegmentNo, &StoredPages)| {
@@ -497,7 +460,7 @@ impl Survey {
             // One that something else occupies would not become free. One that is drained is emptied anyhow.
             allocator.order().contains(&slot.medium())
                 && !sparse.segments.iter().any(|s| self.growing.contains(s))
-                && sparse.size.is_sparse(&space.geometry)
+                && sparse.size.is_sparse(space.geometry.segment_pages())
                 && to_usize(u64::from(allocator.occupants(*slot))) == sparse.segments.len()
         });
         self.sparse = sparse.map(|(_, sparse)| sparse).collect();

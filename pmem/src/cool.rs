@@ -25,10 +25,10 @@ use crate::clean::Survey;
 use crate::drain::{OccupiedSlot, move_slot};
 use crate::error::{CleanError, MediaError, SegmentPlace};
 use crate::ids::{SegmentNo, SlotNo};
+use crate::layout::packed_header_bytes;
 use crate::members::MediumState;
 use crate::region::Region;
 use crate::space::Space;
-use crate::table::packed_header_bytes;
 
 /// Free slots whose objects are forgotten while no segment can be moved.
 const FORGOTTEN_AT_ONCE: usize = 64;
@@ -120,25 +120,39 @@ impl Region {
     pub fn sweep_cold(&self, list: bool, stopped: &dyn Fn() -> bool) -> Result<u64, MediaError> {
         self.journal().check()?;
         let space = self.space();
-        let mut removed = 0;
+        let (mut removed, mut failed) = (0, None);
         for number in 1..MAX_MEDIA {
             let Some(medium) = space.medium.get(number) else {
                 continue;
             };
             let Some(cold) = medium.cold() else { continue };
-            forget_free(space, number, cold).map_err(CleanError::Io)?;
-            let unneeded = cold.unneeded(list).map_err(CleanError::Io)?;
-            if unneeded.is_empty() {
-                continue;
+            match self.sweep_medium((number, cold), list, stopped) {
+                Ok(objects) => removed += objects,
+                // A store that is away must not keep the objects of others.
+                Err(error) => failed = failed.or(Some(error)),
             }
+        }
+        failed.map_or(Ok(removed), Err)
+    }
+
+    fn sweep_medium(
+        &self,
+        (number, cold): (usize, &dyn ColdStore),
+        list: bool,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<u64, MediaError> {
+        forget_free(self.space(), number, cold).map_err(CleanError::Io)?;
+        let unneeded = cold.unneeded(list).map_err(CleanError::Io)?;
+        let mut removed = 0;
+        if !unneeded.is_empty() {
             // An index from before names them.
             self.advance_index(number)?;
-            for some in unneeded.chunks(REMOVED_AT_ONCE) {
-                if stopped() {
-                    return Ok(removed);
-                }
-                removed += cold.remove(some).map_err(CleanError::Io)?;
+        }
+        for some in unneeded.chunks(REMOVED_AT_ONCE) {
+            if stopped() {
+                break;
             }
+            removed += cold.remove(some).map_err(CleanError::Io)?;
         }
         Ok(removed)
     }

@@ -70,7 +70,7 @@ use permafrost_journal as journal;
 pub use permafrost_journal::{JournalDamage, JournalError, JournalFault};
 pub use permafrost_layout as layout;
 use permafrost_layout::{by_id, ids, slots};
-pub use permafrost_liveness::{MediumUsage, RegionUsage};
+pub use permafrost_liveness::{MediumUsage, RegionUsage, has_grown};
 pub use permafrost_medium::heap;
 pub use permafrost_medium::{
     ColdIdentity, ColdStore, Emulation, Flushed, Guarantee, LostPage, Medium, MediumError,

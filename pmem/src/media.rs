@@ -145,11 +145,13 @@ impl Region {
             // Made for nothing. A marker that is left is taken over by the next addition to this region.
             let _ = cold.release();
         }
-        if let (Ok(number), None) = (&added, adopted) {
-            // It came back. An index that was copied while it was away is an older one from here on.
-            self.advance_index(*number)?;
+        let (number, is_back) = added?;
+        if is_back {
+            // An index that was copied while it was away is an older one from here on. It is in use: an error that comes
+            // now is no error of the addition.
+            let _ = self.advance_index(number);
         }
-        added
+        Ok(number)
     }
 
     /// Makes store and index those of a medium that is to be added.
@@ -164,13 +166,14 @@ impl Region {
             .map_err(MediaError::Store)
     }
 
+    /// Returns the number of the medium, and true for one that came back.
     fn add_examined(
         &self,
         medium: &Arc<dyn Medium>,
         uuid: RegionUuid,
         path: &Path,
         tier: &TierName,
-    ) -> Result<usize, MediaError> {
+    ) -> Result<(usize, bool), MediaError> {
         let medium = Arc::clone(medium);
         self.change_media(|superblock, space| match examine(&*medium)? {
             MediumBeginning::Member {
@@ -185,13 +188,14 @@ impl Region {
                 let listed = superblock.members.iter().find(|member| member.uuid == uuid);
                 let listed = listed.ok_or(MediaError::Unlisted)?.clone();
                 self.bring_back(superblock, &listed, medium, path)?;
-                Ok(listed.number)
+                Ok((listed.number, true))
             }
             MediumBeginning::Region => Err(MediaError::Region),
             MediumBeginning::Newer => Err(MediaError::Newer),
             MediumBeginning::Other => Err(MediaError::NotBlank),
             MediumBeginning::Blank | MediumBeginning::Member { .. } => {
-                add_new(superblock, space, medium, uuid, path, tier)
+                let number = add_new(superblock, space, medium, uuid, path, tier)?;
+                Ok((number, false))
             }
         })
     }

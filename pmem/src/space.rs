@@ -14,12 +14,13 @@ use crate::damage::RegionFailure;
 use crate::error::{MapFault, SegmentError, SegmentPlace};
 use crate::geometry::Geometry;
 use crate::ids::{RegionUuid, SegmentNo, SlotNo};
+use crate::layout::packed_header_bytes;
 use crate::layout::{
     PackedHeader, ROOT_MAGIC, SEGMENT_CRCS, SEGMENT_MAGIC, SegmentHeader, StoredPages,
 };
 use crate::readers::Readers;
 use crate::slots::Slots;
-use crate::table::{SegmentTable, packed_header_bytes};
+use crate::table::SegmentTable;
 use crate::{PAGE_BYTES, PAGE_SIZE};
 use permafrost_cipher::{KeyId, Keyring};
 use permafrost_medium::convert::{to_u64, to_usize};

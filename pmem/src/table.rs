@@ -23,7 +23,7 @@ use parking_lot::RwLock;
 use crate::PAGE_BYTES;
 use crate::geometry::Geometry;
 use crate::ids::{RegionUuid, SegmentNo, SlotNo};
-use crate::layout::{PACKED_ALIGNMENT, PackedHeader, TABLE_ENTRY_BYTES};
+use crate::layout::{PACKED_ALIGNMENT, TABLE_ENTRY_BYTES, packed_header_bytes};
 use crate::slots::Slots;
 use permafrost_medium::convert::{to_u64, to_usize};
 use permafrost_medium::{Flushed, LostPage, MEDIUM_SPAN, Medium};
@@ -398,12 +398,6 @@ fn fits(slots: &Slots, position: Position) -> bool {
         None => before == 0,
         Some(pages) => before + packed_header_bytes(pages) <= slots.segment_bytes(),
     }
-}
-
-/// Bytes of a packed segment's header with its checksums, and of the gap to the next one.
-pub(crate) fn packed_header_bytes(pages: u32) -> u64 {
-    let bytes = to_u64(size_of::<PackedHeader>()) + u64::from(pages) * to_u64(size_of::<u32>());
-    bytes.next_multiple_of(to_u64(PACKED_ALIGNMENT))
 }
 
 /// Returns the check of an entry, in its place: the upper bits of a CRC32, never all zero.

@@ -221,7 +221,10 @@ fn a_dump_with_pre_copy_is_taken_on_every_kernel() {
         assert!(!logs.join("pre-dump.log").exists() && !logs.join("round-1").exists());
     }
     workload.wait_until_gone().unwrap();
-    assert_eq!(listing(&daemon).len(), 1, "no round is left");
+    wait_for("the removal of rounds", LIMIT, || {
+        Ok((listing(&daemon).len() == 1).then_some(()))
+    })
+    .unwrap();
     daemon.run(&["restore", "train"]).unwrap();
     assert!(workload.verify().unwrap().is_sound());
 }

@@ -11,6 +11,7 @@ mod faults;
 pub mod headers;
 pub mod ids;
 pub mod members;
+mod packed;
 pub mod slots;
 mod stored;
 
@@ -20,6 +21,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use permafrost_medium::PAGE_SIZE;
 
 pub use faults::{MapFault, SuperblockFault};
+pub use packed::{PackedSize, packed_header_bytes};
 pub use stored::StoredPages;
 
 /// The format version this build writes, and the only one it reads.

@@ -12,8 +12,10 @@
 
 pub mod slots;
 mod usage;
+mod worth;
 
 pub use usage::{MediumUsage, RegionUsage};
+pub use worth::has_grown;
 
 use std::collections::HashMap;
 

@@ -120,4 +120,9 @@ impl SlotCounts {
     pub fn used(self) -> u32 {
         self.slots - self.free - self.retired
     }
+
+    /// Returns true if at least an eighth of the slots is free.
+    pub fn has_spare(self) -> bool {
+        self.free >= self.slots / 8
+    }
 }

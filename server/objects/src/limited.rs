@@ -85,7 +85,8 @@ impl LimitedObjects {
         request: impl FnOnce(&dyn Objects) -> Result<T, ObjectError> + Send + 'static,
     ) -> Result<T, ObjectError> {
         let failed = |error: io::Error| ObjectError::Store(error.into());
-        let number = self.places.take(Instant::now() + self.limit);
+        let until = Instant::now() + self.limit;
+        let number = self.places.take(until);
         let number =
             number.ok_or_else(|| ObjectError::Store("the requests before still hang".into()))?;
         let place = Place {
@@ -102,7 +103,7 @@ impl LimitedObjects {
             .name("objects".to_owned())
             .spawn(run);
         started.map_err(failed)?;
-        let received = result.recv_timeout(self.limit);
+        let received = result.recv_timeout(until.saturating_duration_since(Instant::now()));
         received.unwrap_or_else(|_| {
             self.places.give_up(number);
             Err(failed(io::ErrorKind::TimedOut.into()))

@@ -33,15 +33,20 @@ pub fn serve_fetch(
     frames: &mut dyn FrameSink,
 ) -> Result<(), control::Error> {
     authorize(peer, &Access::of_fetch(request)?)?;
-    let source = match store
+    let opened = store
         .local()
-        .open_fetch(&request.checkpoint, &request.parent)
-        .and_then(|fetch| {
-            if reads_all(request) {
-                fetch.recall(store.local())?;
-            }
-            Ok(fetch)
-        }) {
+        .open_fetch(&request.checkpoint, &request.parent);
+    if let Ok(fetch) = &opened {
+        // Before it is moved out of an object store for this peer.
+        check_readable(peer, fetch.manifest())?;
+    }
+    let recalled = opened.and_then(|fetch| {
+        if reads_all(request) {
+            fetch.recall(store.local())?;
+        }
+        Ok(fetch)
+    });
+    let source = match recalled {
         Ok(fetch) => Source::Here(Box::new(fetch)),
         Err(error) => Source::Elsewhere(Box::new(pass_on(store, peer, request, &error)?)),
     };

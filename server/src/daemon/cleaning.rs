@@ -50,11 +50,13 @@ fn clean(store: &Weak<Store>, interval: Duration, stopped: &AtomicBool) {
         std::thread::park_timeout(interval.min(LOOK));
         let Some(store) = store.upgrade() else { return };
         // Where much is written, an interval would leave too much uncleaned.
-        if since.elapsed() < interval && !store.has_grown() {
-            continue;
-        }
-        since = Instant::now();
-        if let Err(error) = store.clean_in_background(&is_stopped) {
+        let cleaned = if since.elapsed() < interval {
+            store.clean_if_grown(&is_stopped)
+        } else {
+            since = Instant::now();
+            store.clean_in_background(&is_stopped)
+        };
+        if let Err(error) = cleaned {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(error, "region not cleaned");
         }

@@ -3,11 +3,12 @@
 //! rate.
 
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use permafrost_pmem::{KeyId, MapRoot, MediumUsage, StoredCheckpoint, Survey};
+use permafrost_pmem::{KeyId, MapRoot, MediumUsage, Region, StoredCheckpoint, Survey, has_grown};
 use permafrost_protocol::control::{GcReport, RegionGc};
 
 use super::dump::map_root;
@@ -18,21 +19,6 @@ const STEP_BYTES: u64 = 4 << 20;
 
 /// Share of the time that background cleaning works, as one part of so many: while dumps come in, and else.
 const PARTS: [u32; 2] = [8, 2];
-
-/// Least part of what is in use of a medium, as one of so many, that must be reclaimable for a pass in the background.
-/// Segments are moved as a whole, so slots that are more than half full are left as they are: 1.4 times the live data is
-/// in use under random updates, and this part.
-const WORTH: u64 = 48;
-
-/// Fewest segments that must be reclaimable for a pass in the background.
-const FEWEST_SEGMENTS: u64 = 2;
-
-/// Part of what is in use, as one of so many, after whose growth live pages are looked for at once, and not only at the
-/// next interval: a region that grows so fast would otherwise hold what a whole interval has written.
-const GROWN: u64 = 48;
-
-/// Least part of the region, as one of so many, that is reclaimed in the background once the region is half full.
-const WORTH_OF_FULL: u64 = 64;
 
 /// Longest part of the time that background cleaning spends on finding live pages: one of so many.
 const SURVEY_PARTS: u32 = 8;
@@ -53,8 +39,8 @@ pub(super) struct CleaningState {
 pub(super) struct LastSurvey {
     /// Position of the region then.
     position: u64,
-    /// Bytes that the last pass should have freed, and could not because of damage.
-    in_vain: u64,
+    /// Bytes of each medium that the last pass should have freed, and could not because of damage.
+    in_vain: BTreeMap<usize, u64>,
     /// Earliest time of the next one in the background.
     next: Option<Instant>,
     /// Earliest time at which cooling is decided on next in the background.
@@ -62,6 +48,13 @@ pub(super) struct LastSurvey {
 }
 
 impl CleaningState {
+    pub(super) fn of(region: &Region) -> Self {
+        Self {
+            used_then: used(region).into(),
+            ..Self::default()
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, LastSurvey> {
         self.last.lock()
     }
@@ -78,6 +71,7 @@ impl Store {
         progress: ProgressReceiver<'_>,
     ) -> Result<GcReport, StoreError> {
         let mut last = self.lock_cleaning();
+        last.in_vain.clear();
         let mut survey = self.survey(&mut last);
         let segment_bytes = self.region.usage().segment_bytes;
         let mut report = RegionGc {
@@ -110,7 +104,7 @@ impl Store {
     }
 
     /// Moves segments away from media that are drained, and between tiers; then cleans in the background, if something
-    /// has changed since the last pass and it [is worth it](is_worth_cleaning). Yields to dumps. Ends early if
+    /// has changed since the last pass and it [is worth it](MediumUsage::is_worth_cleaning). Yields to dumps. Ends early if
     /// `stopped` returns true. Returns true if it moved anything.
     ///
     /// # Errors
@@ -148,51 +142,52 @@ impl Store {
             return Ok(false);
         }
         // Where even an emptied medium would give too little, nothing is looked for.
-        let may_be_worth = |usage: &MediumUsage| is_worth_cleaning(usage, usage.used_bytes());
+        let may_be_worth = |usage: &MediumUsage| usage.is_worth_cleaning(usage.used_bytes());
         if !usage.iter().any(may_be_worth) {
             return Ok(false);
         }
         let mut survey = self.survey(last);
-        let (segment_bytes, in_vain) = (self.region.usage().segment_bytes, last.in_vain);
-        let by_medium = survey.reclaimable_by_medium(segment_bytes);
+        let by_medium = survey.reclaimable_by_medium(self.region.usage().segment_bytes);
         // Each medium by itself: much that is in use on a slow one must not keep a fast one full.
         let is_worth = |usage: &MediumUsage| {
-            let reclaimable = by_medium.get(&usage.number).copied().unwrap_or(0);
-            is_worth_cleaning(usage, reclaimable.saturating_sub(in_vain))
+            let of = |bytes: &BTreeMap<usize, u64>| bytes.get(&usage.number).copied().unwrap_or(0);
+            usage.is_worth_cleaning(of(&by_medium).saturating_sub(of(&last.in_vain)))
         };
         if !usage.iter().any(is_worth) {
             return Ok(false);
         }
-        let reclaimable: u64 = by_medium.values().sum();
         let mut report = RegionGc::default();
         self.work_in_steps(stopped, &mut || self.clean_step(&mut survey, &mut report))?;
         let (freed, written) = (report.freed_bytes, report.written_bytes);
-        // Damaged segments stay where they are, and would be tried again and again.
-        last.in_vain = if report.damaged_segments > 0 {
-            reclaimable.saturating_sub(freed)
-        } else {
-            0
-        };
+        // Damaged segments stay where they are, and would be tried again and again. Media are not told apart in what was
+        // freed: at worst one is tried again.
+        last.in_vain.clear();
+        if report.damaged_segments > 0 {
+            let left = by_medium.into_iter();
+            last.in_vain = left
+                .map(|(medium, bytes)| (medium, bytes.saturating_sub(freed)))
+                .collect();
+        }
         drop(survey);
         self.cleaning
             .used_then
-            .store(self.used(), Ordering::Relaxed);
+            .store(used(&self.region), Ordering::Relaxed);
         tracing::info!(freed, written, "region cleaned");
         Ok(freed > 0)
     }
 
-    /// Returns true if the region has grown so much since live pages were looked for that it should be cleaned before
-    /// the next interval. Costs a look at the free slots.
-    #[must_use]
-    pub fn has_grown(&self) -> bool {
+    /// Cleans in the background, as [`Store::clean_in_background`] does, if the region has grown so much since live pages
+    /// were looked for that it should not wait for the next interval. Costs a look at the free slots where it has not.
+    ///
+    /// # Errors
+    /// Those of [`Store::gc`].
+    pub fn clean_if_grown(&self, stopped: &dyn Fn() -> bool) -> Result<bool, StoreError> {
         let then = self.cleaning.used_then.load(Ordering::Relaxed);
-        has_grown(then, self.used(), self.region.usage().segment_bytes)
-    }
-
-    /// Returns the bytes in use of media that dumps go to.
-    fn used(&self) -> u64 {
-        let media = self.region.usage_of_media();
-        media.iter().map(MediumUsage::used_bytes).sum()
+        if !has_grown(then, used(&self.region), self.region.usage().segment_bytes) {
+            return Ok(false);
+        }
+        let mut last = self.cleaning.lock();
+        self.clean_some(&mut last, stopped)
     }
 
     /// Repeats a step until it returns true. Rests between steps, longer while dumps come in; ends early if `stopped`
@@ -228,7 +223,7 @@ impl Store {
         let survey = self.region.survey_keys(&map_roots, keys);
         self.cleaning
             .used_then
-            .store(self.used(), Ordering::Relaxed);
+            .store(used(&self.region), Ordering::Relaxed);
         last.next = began
             .elapsed()
             .checked_mul(SURVEY_PARTS)
@@ -250,26 +245,10 @@ impl Store {
     }
 }
 
-/// Returns true if a region of which so many bytes were in use at the last survey is surveyed at once: those in use have
-/// grown by a 48th, and at least two segments.
-#[must_use]
-pub fn has_grown(used_then: u64, used_bytes: u64, segment_bytes: u64) -> bool {
-    let least = (used_bytes / GROWN).max(FEWEST_SEGMENTS * segment_bytes);
-    used_bytes >= used_then.saturating_add(least)
-}
-
-/// Returns true if a medium on which cleaning would free so many bytes is cleaned in the background: a 48th of what is
-/// in use and at least two segments, or, on a medium that is half full, a 64th of it.
-#[must_use]
-pub fn is_worth_cleaning(usage: &MediumUsage, reclaimable_bytes: u64) -> bool {
-    let least = (usage.used_bytes() / WORTH).max(FEWEST_SEGMENTS * usage.segment_bytes);
-    let is_half_full = usage.free_bytes < usage.capacity_bytes / 2;
-    let least = if is_half_full {
-        least.min(usage.capacity_bytes / WORTH_OF_FULL)
-    } else {
-        least
-    };
-    reclaimable_bytes >= least
+/// Returns the bytes in use of media that dumps go to.
+fn used(region: &Region) -> u64 {
+    let media = region.usage_of_media();
+    media.iter().map(MediumUsage::used_bytes).sum()
 }
 
 /// Returns the roots of all maps that a checkpoint's manifest names; `None` if it cannot be read.
@@ -293,47 +272,5 @@ fn rest(time: Duration, stopped: &dyn Fn() -> bool) {
             return;
         }
         std::thread::sleep(left.min(Duration::from_millis(100)));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SEGMENT: u64 = 1 << 20;
-
-    #[test]
-    fn what_is_worth_cleaning_follows_what_is_in_use() {
-        let is_worth = |capacity, used, reclaimable| {
-            let usage = MediumUsage {
-                number: 0,
-                capacity_bytes: capacity * SEGMENT,
-                free_bytes: (capacity - used) * SEGMENT,
-                segment_bytes: SEGMENT,
-            };
-            is_worth_cleaning(&usage, reclaimable * SEGMENT)
-        };
-        // However much room there is.
-        assert!(is_worth(1_000_000, 800, 17));
-        assert!(!is_worth(1_000_000, 800, 16));
-        // A few segments are left alone.
-        assert!(is_worth(1_000_000, 20, 2));
-        assert!(!is_worth(1_000_000, 20, 1));
-        // Sooner when room becomes short, in small regions too.
-        assert!(is_worth(6400, 6000, 100));
-        assert!(!is_worth(6400, 6000, 99));
-        assert!(is_worth(64, 40, 1));
-        assert!(!is_worth(64, 40, 0));
-    }
-
-    #[test]
-    fn a_region_is_looked_at_when_it_has_grown() {
-        let grown = |then, now| has_grown(then * SEGMENT, now * SEGMENT, SEGMENT);
-        assert!(!grown(0, 1));
-        assert!(grown(0, 2));
-        assert!(!grown(960, 980));
-        assert!(grown(960, 981));
-        // Less is in use than then.
-        assert!(!grown(960, 10));
     }
 }

@@ -64,7 +64,6 @@ use permafrost_quotas::Quotas;
 
 pub use adopt::Adoption;
 pub use checking::{Checked, ColdPages, DamagedPage, HeldCheckpoint, Object, PagesRead};
-pub use clean::{has_grown, is_worth_cleaning};
 pub use copy::{CopyDump, CopyRequest};
 pub use counters::{BOUNDS_S, Counter, Counters, Timings};
 pub use digest::{ContentDigest, of_whole as digest_of};
@@ -239,6 +238,7 @@ impl Store {
         })?;
         observer.learn_history(&newest.into_records());
         let store = Self {
+            cleaning: clean::CleaningState::of(&region),
             region,
             place,
             stored: catalog.sums(),
@@ -253,7 +253,6 @@ impl Store {
             reads: Arc::default(),
             copies_coming: copy::Coming::default(),
             quarantine: quarantine::Quarantine::default(),
-            cleaning: clean::CleaningState::default(),
             cooling: cooling::CoolingState::new(cooling),
             counters: Arc::default(),
             observer,
@@ -429,8 +428,8 @@ impl Store {
         self.parking.save_now_and_then();
     }
 
-    /// Discards a round of a pre-copy whose connection has ended with a daemon. Any other is removed when its
-    /// connection ends.
+    /// Discards a round of a pre-copy whose connection has ended with a daemon, or that has outlived an idle session.
+    /// Any other is removed when its connection ends.
     fn expire_round(
         &self,
         round: &control::Checkpoint,

@@ -131,8 +131,16 @@ impl Store {
             moved_bytes += step.moved_bytes;
             self.counters.moved_bytes.add(step.moved_bytes);
             progress(moved_bytes, moved_bytes + step.left_bytes);
-            let only_stuck = step.left_bytes <= stuck.len() as u64 * segment_bytes;
-            if only_stuck || step.waiting && since.elapsed() >= PATIENCE {
+            let is_all = |stuck: &[_]| step.left_bytes <= stuck.len() as u64 * segment_bytes;
+            if is_all(&stuck) {
+                // Those whose checkpoints were removed meanwhile become free.
+                stuck.retain(|slot: &StuckSlot| {
+                    !self
+                        .ids_with(&slot.segments.iter().copied().collect())
+                        .is_empty()
+                });
+            }
+            if is_all(&stuck) || step.waiting && since.elapsed() >= PATIENCE {
                 return Ok((moved_bytes, self.described(&stuck)));
             }
             if step.waiting {
@@ -146,8 +154,9 @@ impl Store {
     /// Describes slots that cannot be moved, by the checkpoints with pages in them: the first ones.
     fn described(&self, stuck: &[StuckSlot]) -> Vec<String> {
         let describe = |slot: &StuckSlot| {
-            let segments = slot.segments.iter().copied().collect();
-            let ids = self.ids_with(&segments).into_iter();
+            let ids = self
+                .ids_with(&slot.segments.iter().copied().collect())
+                .into_iter();
             let names = ids.map(|id| self.held_copy(&id).map_or(id, |held| held.name()));
             format!("{}: {}", names.collect::<Vec<_>>().join(", "), slot.error)
         };

@@ -41,6 +41,10 @@ impl Store {
         self.check_writable()?;
         self.reads.release_expired();
         check_origin(request.origin.as_ref())?;
+        if request.pre_copy && !request.pre_dump {
+            // A whole dump, after which its task may go, would expire.
+            return Err(SessionError::NoPreDump.into());
+        }
         let (lock, share) = if request.job.is_empty() {
             (None, Some(self.begin_anonymous()?))
         } else {

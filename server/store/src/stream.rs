@@ -96,21 +96,23 @@ impl LocalCheckpoint {
             // pages, a pipe full, are copied: when they are in the pipe, CRIU has read all others.
             let is_last = total.saturating_sub(written) < pipe.capacity_bytes();
             let is_zero = matches!(run.kind, RunKind::Zero);
+            let mut short = None;
             if !is_last && bytes < SPLICED_BYTES {
                 match map.read(&run) {
-                    Ok(_) if is_zero => {
+                    // Between decrypted pages, which are written, they are written, too.
+                    Ok(_) if is_zero && !gathered.runs.is_empty() => {
                         let zeros = usize::try_from(bytes)
                             .ok()
                             .and_then(|len| ZEROS.0.get(..len));
                         gathered.add(run, zeros.unwrap_or_default());
                         continue;
                     }
-                    Ok(Cow::Borrowed(pages)) => {
+                    Ok(Cow::Borrowed(pages)) if !is_zero => {
                         gathered.add(run, pages);
                         continue;
                     }
                     // Decrypted or fetched: written, as anything else.
-                    Ok(Cow::Owned(_)) | Err(_) => {}
+                    read => short = Some(read),
                 }
             }
             self.put(space, &map, &mut gathered, pipe, next_index)?;
@@ -120,6 +122,7 @@ impl LocalCheckpoint {
                 Ok(None)
             };
             let read = match spliced {
+                _ if short.is_some() => short.unwrap_or_else(|| map.read(&run)),
                 Ok(Some((file, at))) => {
                     let mut next = at;
                     if let Err(error) = pipe.splice(file, &mut next, at + bytes) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use permafrost_criu::frontend::PageSink;
+use permafrost_protocol::control::{ErrorCode, ReportedError as _};
 use permafrost_protocol::pageserver::PE_PRESENT;
 use permafrost_store::SessionRequest;
 
@@ -57,6 +58,32 @@ fn a_registry_that_hangs_holds_up_nobody_who_looks_at_sessions() {
 
 /// Another node of a cluster may be in the middle of the pre-copy whose rounds are stored here.
 #[test]
+fn a_round_of_a_pre_copy_is_a_pre_dump() {
+    let site = Site::clustered();
+    let request = SessionRequest {
+        pre_dump: false,
+        ..round()
+    };
+    let refused = site.store.open_session(request).map(drop).unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::Invalid, "{refused}");
+    assert!(refused.hint().contains("pre_dump"), "{refused}");
+}
+
+fn round() -> SessionRequest {
+    SessionRequest {
+        job: "job".to_owned(),
+        pre_dump: true,
+        pre_copy: true,
+        seal_follows: true,
+        origin: None,
+        no_parent: false,
+        parent_images: true,
+        from_here: true,
+        taken_by: "node".to_owned(),
+    }
+}
+
+#[test]
 fn a_round_that_nobody_removes_is_kept_for_as_long_as_an_idle_session() {
     let patient = Site::clustered();
     let impatient = Site::with(16 << 20, |parts| {
@@ -64,18 +91,7 @@ fn a_round_that_nobody_removes_is_kept_for_as_long_as_an_idle_session() {
     });
     for (site, left) in [(patient, 2), (impatient, 1)] {
         site.dump("job", 0..4);
-        let request = SessionRequest {
-            job: "job".to_owned(),
-            pre_dump: true,
-            pre_copy: true,
-            seal_follows: true,
-            origin: None,
-            no_parent: false,
-            parent_images: true,
-            from_here: true,
-            taken_by: "node".to_owned(),
-        };
-        let session = site.store.open_session(request).unwrap();
+        let session = site.store.open_session(round()).unwrap();
         let mut sink = session.start(site.store.local(), Box::new(|| {})).unwrap();
         sink.open(space()).unwrap();
         sink.pages(address(9), PE_PRESENT, &page(9)).unwrap();

@@ -15,7 +15,7 @@ use permafrost_criu::options::{Operation, PassedOn};
 use permafrost_criu::origin::ProcessStat;
 use permafrost_criu::scratch::Scratch;
 use permafrost_criu::{Criu, CriuRun, Finished, processes};
-use permafrost_protocol::control::{Checkpoint, Detail, ErrorCode, request};
+use permafrost_protocol::control::{Checkpoint, Detail, request};
 use permafrost_protocol::images::RestoreStats;
 use permafrost_protocol::manifest::{Manifest, SpaceType};
 use permafrost_terminal::context::Context;
@@ -32,9 +32,6 @@ use crate::delivery::{self, Delivered, Delivery, Tasks, Wanted};
 use crate::lazy::{LazyOptions, LazyReport};
 use crate::trust::{self, Rule};
 use crate::words::name_of;
-
-/// Number of generations that are looked through for one that is no round of a pre-copy: more than a pre-copy has.
-const MOST_SKIPPED: usize = 16;
 
 pub(crate) const RESTORE_EXAMPLES: &str = "\
 The images are built in memory and removed when CRIU is done. CRIU options of the dump that the restore \
@@ -157,20 +154,30 @@ fn show(connection: &mut Connection, reference: &str) -> Result<Detail, ControlE
         Some(round) if round.kind == "pre-copy" && !reference.contains('@') => round.generation,
         _ => return Ok(newest),
     };
-    for before in (1..generation).rev().take(MOST_SKIPPED) {
-        match connection.call(show(format!("{reference}@{before}"))) {
-            Err(ControlError::Refused {
-                code: ErrorCode::NotFound,
-                ..
-            }) => {}
-            Ok(Detail {
-                checkpoint: Some(round),
-                ..
-            }) if round.kind == "pre-copy" => {}
-            older => return older,
+    let mut list = request::List {
+        job: reference.to_owned(),
+        ..request::List::default()
+    };
+    let mut before = 0;
+    loop {
+        let listed = connection.call(list.clone())?;
+        let others = listed
+            .checkpoints
+            .iter()
+            .filter(|other| other.kind != "pre-copy");
+        let older = others
+            .map(|other| other.generation)
+            .filter(|other| *other < generation);
+        before = older.fold(before, u64::max);
+        if listed.next.is_empty() {
+            break;
         }
+        list.after = listed.next;
     }
-    Ok(newest)
+    if before == 0 {
+        return Ok(newest);
+    }
+    connection.call(show(format!("{reference}@{before}")))
 }
 
 /// Restores and prints nothing. With `--foreground`, the restored process is a child of this one, and the

@@ -142,9 +142,11 @@ impl Scrubber {
                         Ok(()) => return Ok(By::Pages),
                         // A fresh copy would be of all its pages, and nothing says that it needs one.
                         Err(NotWhole::Away(away)) => {
-                            return Err(format!(
-                                "its damaged pages are written anew, and others cannot be read: {away}"
-                            ));
+                            let done = match pages {
+                                0 => "others have written its damaged pages anew",
+                                _ => "its damaged pages are written anew",
+                            };
+                            return Err(format!("{done}, and more cannot be read: {away}"));
                         }
                         Err(again) => why = format!("damaged again: {again}"),
                     }

@@ -14,6 +14,8 @@ pub enum SessionError {
     JobName { job: String, source: JobNameError },
     #[error(transparent)]
     RestoreOptions(#[from] RestoreOptionError),
+    #[error("a round of a pre-copy has to be a pre-dump: its checkpoint does not last")]
+    NoPreDump,
     #[error("{word:?} is no durability")]
     Durability { word: String },
     #[error("this node knows no other to keep a copy on")]
@@ -46,6 +48,7 @@ impl ReportedError for SessionError {
             Self::JobName { .. }
             | Self::RestoreOptions(_)
             | Self::Durability { .. }
+            | Self::NoPreDump
             | Self::NoSpaceOpen
             | Self::NotInParent { .. }
             | Self::NoParent { .. }
@@ -63,6 +66,7 @@ impl ReportedError for SessionError {
             }
             Self::RestoreOptions(_) => RestoreOptionError::HINT,
             Self::Durability { .. } => "say local, quorum or all",
+            Self::NoPreDump => "open it with pre_dump, too, or without pre_copy",
             Self::NoOtherNode => "leave --durability out, or say local",
             Self::JobBusy { .. } => {
                 "wait for it to end, or discard it (`permafrost status` shows it, `permafrost abort SESSION`)"
