@@ -6,13 +6,14 @@
 //! that job: a directory that has its pages is imported, for one whose pages went to the page server the anonymous
 //! session that fits is adopted. If that fails it exits non-zero, so that CRIU rolls the dump back and the tasks
 //! continue. With PERMAFROST_STREAM, images come through pipes: their receiver has to have all of them first. A daemon
-//! that does not answer by PERMAFROST_SEAL_BY has failed: the freeze ends then.
+//! that does not answer by PERMAFROST_SEAL_BY, or within the freeze limit of `permafrost dump`, has failed: the freeze
+//! ends then.
 //!
 //! Called as `permafrost-hook`, which `permafrost install-criu-hooks` makes a link to it, it stores the dumps that
-//! neither variable names, too, under the names of [`name`].
+//! neither variable names, too, under the names of [`name`]. With `PERMAFROST_JOB=none` it leaves a dump alone.
 //!
-//! Several configuration files and options may each name a script, and CRIU runs them all: the one that comes second
-//! finds the verdict of the first, and repeats it.
+//! Several configuration files and options may each name a script, under either name, and CRIU runs them all. The
+//! first leaves its verdict in the images directory; the others find it and repeat it, a refusal included.
 //!
 //! Everything here happens while the tasks are frozen: no argument parser, no logger.
 
@@ -33,6 +34,7 @@ use std::{env, thread};
 
 use permafrost_criu::directory::ImagesDir;
 use permafrost_criu::origin::ProcessStat;
+use permafrost_criu::processes;
 use permafrost_criu::verdict::{self, SealBy, Verdict};
 use permafrost_criu::{FreezeLimit, handover};
 use permafrost_protocol::control::{ErrorCode, request};
@@ -55,8 +57,15 @@ const GRACE: Duration = Duration::from_millis(100);
 /// Name under which the program stores every dump.
 const HOOK_NAME: &str = "permafrost-hook";
 
-/// File in the images directory in which the hook leaves its verdict: what the checkpoint is called. No image.
+/// File in the images directory in which the script leaves its verdict: the checkpoint's name, or the reason of a
+/// refusal. No image.
 const HOOK_VERDICT: &str = "permafrost.verdict";
+
+/// CRIU's variable for the pid of the root process.
+const PID_VARIABLE: &str = "CRTOOLS_INIT_PID";
+
+/// Advice where no session fits the images.
+const ELSEWHERE: &str = "if the pages went to another page server on purpose, as in a live migration, set PERMAFROST_JOB=none for CRIU";
 
 /// Longest verdict read, bytes.
 const MAX_VERDICT_BYTES: u64 = 64 << 10;
@@ -83,20 +92,25 @@ fn main() -> ExitCode {
         (session, socket, seal_by) = (handover.session, handover.socket, handover.seal_by);
         verdict_file = Some(handover.verdict);
     }
-    let directory = images.as_ref().ok().filter(|_| is_hook);
+    let is_unnamed = session.is_empty() && job.is_empty();
+    if is_unnamed && !is_hook {
+        // The action script is installed for every dump of the machine, and this dump was not started by
+        // `permafrost`.
+        return ExitCode::SUCCESS;
+    }
+    if session.is_empty() && job == verdict::NO_JOB {
+        eprintln!("permafrost-action: PERMAFROST_JOB=none: the dump is left alone, and not stored");
+        return ExitCode::SUCCESS;
+    }
+    let directory = images.as_ref().ok();
     if let Some(earlier) = earlier(verdict_file.as_ref(), directory) {
         // Another script of this dump was first.
         return exit_code(&earlier);
     }
-    if session.is_empty() && job.is_empty() {
-        if !is_hook {
-            // The action script is installed for every dump of the machine, and this dump was not started by
-            // `permafrost`.
-            return ExitCode::SUCCESS;
-        }
+    if is_unnamed {
         job = name::of_dump();
-        seal_by = seal_by.or_else(|| limit(directory?));
     }
+    let seal_by = seal_by.unwrap_or_else(|| SealBy::after(limit(directory)));
     let target = directory.and_then(|images| images.try_clone().ok());
     let verdict = match images {
         Ok(images) => decide(seal_by, move || seal(&images, &socket, session, job)),
@@ -123,7 +137,7 @@ fn exit_code(verdict: &Verdict) -> ExitCode {
 }
 
 /// Returns the verdict of a script that has run for this dump already: in the file of the handover or of the
-/// environment, or, from a hook, in the images directory.
+/// environment, or in the images directory.
 fn earlier(handover: Option<&File>, images: Option<&File>) -> Option<Verdict> {
     let told = match (handover, env::var_os(verdict::VARIABLE)) {
         // It is open for writing only.
@@ -171,11 +185,9 @@ fn encode(verdict: &Verdict) -> String {
     text
 }
 
-/// Leaves the verdict on a stored dump in the images directory.
+/// Leaves the verdict in the images directory, for further scripts of this dump. A refusal, too: a second script that
+/// asked again might seal what CRIU rolls back because of the first.
 fn leave(verdict: &Verdict, images: &File) -> io::Result<()> {
-    if matches!(verdict, Verdict::Refused { .. }) {
-        return Ok(());
-    }
     let directory = ImagesDir::new(images.try_clone()?.into()).map_err(io::Error::other)?;
     match directory.remove(HOOK_VERDICT) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -185,35 +197,51 @@ fn leave(verdict: &Verdict, images: &File) -> io::Result<()> {
     file.write_all(encode(verdict).as_bytes())
 }
 
-/// Returns the time at which a hook gives up: `permafrost dump` would allow as much for the pages in the directory.
-fn limit(images: &File) -> Option<SealBy> {
+/// Returns the time for which a script waits for the daemon: the freeze limit that `permafrost dump` would have for the
+/// pages in the directory, or for the frozen processes where a page server has them.
+fn limit(images: Option<&File>) -> Duration {
+    let set = env::var(verdict::SEAL_WITHIN_VARIABLE).ok();
+    if let Some(ms) = set.and_then(|ms| ms.parse().ok()) {
+        return Duration::from_millis(ms);
+    }
+    let bytes = match images.and_then(pages_bytes).unwrap_or(0) {
+        0 => resident_bytes().unwrap_or(0),
+        bytes => bytes,
+    };
+    FreezeLimit::for_memory(bytes).time()
+}
+
+fn pages_bytes(images: &File) -> Option<u64> {
     let directory = ImagesDir::new(images.try_clone().ok()?.into()).ok()?;
     let names = directory.files().ok()?;
     let pages = names
         .iter()
         .filter(|name| matches!(ImageName::parse(name), ImageName::Pages(_)));
-    let bytes = pages.fold(0_u64, |sum, name| {
+    Some(pages.fold(0_u64, |sum, name| {
         let metadata = directory
             .open(name)
             .ok()
             .and_then(|file| file.metadata().ok());
         sum.saturating_add(metadata.map_or(0, |metadata| metadata.len()))
-    });
-    Some(SealBy::after(FreezeLimit::for_memory(bytes).time()))
+    }))
+}
+
+/// Returns the resident memory of the processes that CRIU has frozen.
+fn resident_bytes() -> Option<u64> {
+    let root = env::var(PID_VARIABLE).ok()?.parse().ok()?;
+    let usage = processes::usage(&processes::tree(root)).ok()?;
+    Some(usage.resident_bytes)
 }
 
 /// Returns the verdict of `seal`, or that it came too late. A separate thread waits for the daemon: a connection to a
 /// daemon that hangs may block for ever, too. Its answer counts only if it arrives in time, so no dump is both sealed
 /// and too late.
 fn decide(
-    seal_by: Option<SealBy>,
+    seal_by: SealBy,
     seal: impl FnOnce() -> Result<Verdict, ControlError> + Send + 'static,
 ) -> Verdict {
     let verdict = |sealed: Result<Verdict, ControlError>| {
         sealed.unwrap_or_else(|error| Verdict::refused(&error))
-    };
-    let Some(seal_by) = seal_by else {
-        return verdict(seal());
     };
     if seal_by.remaining().is_zero() {
         return Verdict::too_late();
@@ -302,9 +330,31 @@ fn seal(
             job,
             ..request::Adopt::default()
         };
-        connection.call_with(adopt, directory, &mut |_| {})?
+        let adopted = connection.call_with(adopt, directory, &mut |_| {});
+        adopted.map_err(advise_elsewhere)?
     };
     Ok(Verdict::sealed(&checkpoint, start.elapsed()))
+}
+
+/// Adds the advice for a dump whose pages went to another machine. Nothing shows whether they did, or came here and were
+/// lost: CRIU's options may come from files or a request. So only its caller can say that the dump is to be left alone.
+fn advise_elsewhere(error: ControlError) -> ControlError {
+    match error {
+        ControlError::Refused {
+            code: code @ ErrorCode::NotFound,
+            message,
+            hint,
+        } => ControlError::Refused {
+            code,
+            message,
+            hint: if hint.is_empty() {
+                ELSEWHERE.to_owned()
+            } else {
+                format!("{hint}; {ELSEWHERE}")
+            },
+        },
+        error => error,
+    }
 }
 
 /// Returns true if the pages of a process are in the directory, and not with a page server.

@@ -36,6 +36,10 @@ const HOOK: &str = "permafrost-hook";
 const SOCKET_VARIABLE: &str = "PERMAFROST_SOCKET";
 const DEFAULT_SOCKET: &str = "/run/permafrost/control.sock";
 
+/// Job and session of the dump, as the hook finds them; the job `none` leaves a dump alone.
+const JOB_VARIABLE: &str = "PERMAFROST_JOB";
+const SESSION_VARIABLE: &str = "PERMAFROST_SESSION";
+
 /// Description that CRIU looks for in a plugin, `cr_plugin_desc_t` of `criu/include/criu-plugin.h` up to its hooks. CRIU
 /// reads as many hooks behind it as `max_hooks` says: none.
 #[repr(C)]
@@ -79,6 +83,10 @@ extern "C" fn init(stage: c_int) -> c_int {
 extern "C" fn exit(_stage: c_int, _result: c_int) {}
 
 fn prepare() -> Result<(), String> {
+    let has_session = env::var_os(SESSION_VARIABLE).is_some_and(|session| !session.is_empty());
+    if !has_session && env::var_os(JOB_VARIABLE).is_some_and(|job| job == "none") {
+        return Ok(());
+    }
     let socket =
         env::var_os(SOCKET_VARIABLE).map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from);
     UnixStream::connect(&socket).map_err(|error| {

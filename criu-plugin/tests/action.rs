@@ -243,9 +243,18 @@ fn without_an_environment_the_file_beside_the_images_names_the_session() {
     assert!(matches!(verdict(scratch), Verdict::Sealed { .. }));
 }
 
+/// Name under which the script stores every dump, and the one under which it stores those that are named.
+const HOOK: &str = "permafrost-hook";
+const ACTION: &str = "permafrost-action";
+
 /// Runs the action script under the name by which it stores every dump.
 fn run_hook(directory: &Path, variables: &[(&str, &str)]) -> Output {
-    let hook = directory.join("permafrost-hook");
+    run_as(HOOK, directory, variables)
+}
+
+/// Runs the action script under a name, as this process's script.
+fn run_as(name: &str, directory: &Path, variables: &[(&str, &str)]) -> Output {
+    let hook = directory.join(name);
     if !hook.exists() {
         std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_permafrost-action"), &hook).unwrap();
     }
@@ -327,4 +336,91 @@ fn a_second_script_repeats_the_verdict_on_a_session() {
     assert!(!run_hook(directory.path(), &named).status.success());
     assert!(matches!(verdict(directory.path()), Verdict::Refused { .. }));
     assert!(!run_hook(directory.path(), &named).status.success());
+}
+
+#[test]
+fn a_second_script_repeats_the_verdict_under_either_name() {
+    let refusal = || {
+        reply::Body::Error(Error {
+            code: ErrorCode::NoSpace.into(),
+            message: "region is full".to_owned(),
+            hint: String::new(),
+        })
+    };
+    let named = [("PERMAFROST_JOB", "train")];
+    for order in [[HOOK, ACTION], [ACTION, HOOK]] {
+        for has_pages in [false, true] {
+            for (answer, succeeds) in [(sealed(), true), (refusal(), false)] {
+                let directory = tempfile::tempdir().unwrap();
+                if has_pages {
+                    fs::create_dir(directory.path().join("images")).unwrap();
+                    fs::write(directory.path().join("images/pagemap-1.img"), "").unwrap();
+                }
+                let serving = daemon(directory.path(), answer);
+                let first = run_as(order[0], directory.path(), &named);
+                assert_eq!(first.status.success(), succeeds, "{order:?}: {first:?}");
+                let (request, _) = serving.join().unwrap();
+                assert_eq!(matches!(request, request::Body::Import(_)), has_pages);
+                // Another daemon would give the opposite answer, and is not asked.
+                fs::remove_file(directory.path().join("control.sock")).unwrap();
+                let opposite = if succeeds { refusal() } else { sealed() };
+                let _unasked = daemon(directory.path(), opposite);
+                let second = run_as(order[1], directory.path(), &named);
+                assert_eq!(second.status.success(), succeeds, "{order:?}: {second:?}");
+                assert!(second.stderr.is_empty(), "{second:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_script_that_no_time_binds_gives_up_after_its_own_limit() {
+    for name in [HOOK, ACTION] {
+        let directory = tempfile::tempdir().unwrap();
+        // It takes the connection, and never answers.
+        let _listener = UnixListener::bind(directory.path().join("control.sock")).unwrap();
+        let named = [
+            ("PERMAFROST_JOB", "train"),
+            ("PERMAFROST_SEAL_WITHIN_MS", "200"),
+        ];
+        let output = run_as(name, directory.path(), &named);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let left = fs::read_to_string(directory.path().join("images/permafrost.verdict"));
+        assert_eq!(
+            left.unwrap().parse::<Verdict>().unwrap(),
+            Verdict::too_late()
+        );
+    }
+}
+
+#[test]
+fn a_dump_of_no_job_is_left_alone_and_a_refusal_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let unknown = Error {
+        code: ErrorCode::NotFound.into(),
+        message: "parked dump".to_owned(),
+        hint: String::new(),
+    };
+    let serving = daemon(directory.path(), reply::Body::Error(unknown));
+    // Pages that are neither here nor there may have been lost: the dump is rolled back.
+    let output = run_hook(directory.path(), &[]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(log.contains("PERMAFROST_JOB=none"), "{log}");
+    serving.join().unwrap();
+
+    fs::remove_file(directory.path().join("images/permafrost.verdict")).unwrap();
+    fs::remove_file(directory.path().join("control.sock")).unwrap();
+    for name in [HOOK, ACTION] {
+        let output = run_as(name, directory.path(), &[("PERMAFROST_JOB", "none")]);
+        assert!(output.status.success(), "{output:?}");
+        let log = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(log.contains("left alone"), "{log}");
+        // A session that is named is sealed all the same, and no daemon is here.
+        let session = [("PERMAFROST_JOB", "none"), ("PERMAFROST_SESSION", "5e55")];
+        assert!(
+            !run_as(name, directory.path(), &session).status.success(),
+            "{name}"
+        );
+    }
 }

@@ -203,11 +203,9 @@ fn tests(quick: bool) -> Result<Count> {
             command.env(criu::CRIU, path).env(criu::REQUIRE_CRIU, "1");
         }
         Criu::CannotRun(why) => {
-            ui::say("############################################################");
-            ui::say(&format!(
+            ui::say_loudly(&format!(
                 "END-TO-END TESTS ARE SKIPPED: CRIU cannot run here: {why}"
             ));
-            ui::say("############################################################");
         }
     }
     match tools::etcd() {
@@ -215,9 +213,7 @@ fn tests(quick: bool) -> Result<Count> {
             command.env(etcd::ETCD, path).env(etcd::REQUIRE_ETCD, "1");
         }
         Err(why) => {
-            ui::say("############################################################");
-            ui::say(&format!("CLUSTER TESTS ARE SKIPPED: no etcd: {why:#}"));
-            ui::say("############################################################");
+            ui::say_loudly(&format!("CLUSTER TESTS ARE SKIPPED: no etcd: {why:#}"));
         }
     }
     if let Err(why) = tools::etcdctl() {
@@ -231,18 +227,16 @@ fn tests(quick: bool) -> Result<Count> {
                 .env(faketime::REQUIRE_FAKETIME, "1");
         }
         Err(why) => {
-            ui::say("############################################################");
-            ui::say(&format!(
+            ui::say_loudly(&format!(
                 "TESTS WITH WRONG CLOCKS ARE SKIPPED: no libfaketime: {why:#}"
             ));
-            ui::say("############################################################");
         }
     }
     match tools::runc() {
         Ok(()) => {
             command.env(runc::REQUIRE_RUNC, "1");
         }
-        Err(why) => ui::say(&format!(
+        Err(why) => ui::say_loudly(&format!(
             "TESTS WITH CONTAINERS ARE SKIPPED: no runc: {why:#}"
         )),
     }
@@ -250,7 +244,7 @@ fn tests(quick: bool) -> Result<Count> {
         Ok(()) => {
             command.env(podman::REQUIRE_PODMAN, "1");
         }
-        Err(why) => ui::say(&format!(
+        Err(why) => ui::say_loudly(&format!(
             "TESTS WITH PODMAN ARE SKIPPED: no podman: {why:#}"
         )),
     }

@@ -47,18 +47,35 @@ pub(crate) fn criu() -> Result<Criu> {
 pub(crate) fn print() -> Result<()> {
     // First, as CRIU's path is to be the last line, and may be missing for good reasons.
     tools::protoc()?;
-    tools::etcd()?;
-    tools::etcdctl()?;
-    tools::faketime()?;
-    tools::slurm()?;
-    tools::runc()?;
-    tools::podman()?;
-    tools::s3()?;
+    let for_tests = [
+        ("etcd", tools::etcd().map(drop)),
+        ("etcdctl", tools::etcdctl()),
+        ("libfaketime", tools::faketime().map(drop)),
+        ("Slurm", tools::slurm().map(drop)),
+        ("runc", tools::runc()),
+        ("podman", tools::podman()),
+        ("an S3 server", tools::s3()),
+    ];
+    let missing = missing(&for_tests);
+    if !missing.is_empty() {
+        ui::say_loudly(&format!(
+            "TESTS THAT NEED THESE PROGRAMS ARE SKIPPED OR FAIL: {missing}"
+        ));
+    }
     match criu()? {
         Criu::Works(path) => println!("{}", path.display()),
         Criu::CannotRun(why) => bail!("CRIU cannot run here: {why}"),
     }
     Ok(())
+}
+
+/// Returns the programs that only tests need and that are not there, each with the reason.
+fn missing(programs: &[(&str, Result<()>)]) -> String {
+    let failed = programs.iter().filter_map(|(name, result)| {
+        let why = result.as_ref().err()?;
+        Some(format!("{name} ({why:#})"))
+    });
+    failed.collect::<Vec<_>>().join("; ")
 }
 
 /// Prints the variables that a shell needs to build and run Permafrost.
@@ -118,6 +135,23 @@ fn fetch() -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_only_tests_need_is_reported_and_ends_nothing() {
+        let programs = [
+            ("runc", Ok(())),
+            (
+                "podman",
+                Err(anyhow::anyhow!("no network").context("fetch it")),
+            ),
+            ("Slurm", Err(anyhow::anyhow!("too old"))),
+        ];
+        assert_eq!(
+            missing(&programs),
+            "podman (fetch it: no network); Slurm (too old)"
+        );
+        assert_eq!(missing(&programs[..1]), "");
+    }
 
     #[test]
     fn a_shell_reads_the_path_that_was_written() {

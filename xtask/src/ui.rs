@@ -10,6 +10,14 @@ pub(crate) fn say(line: &str) {
     eprintln!("xtask: {line}");
 }
 
+/// Prints a line in a frame, so that it is not overlooked among the output of a long run.
+pub(crate) fn say_loudly(line: &str) {
+    const FRAME: &str = "############################################################";
+    say(FRAME);
+    say(line);
+    say(FRAME);
+}
+
 /// Progress display of a longer step.
 pub(crate) struct Task {
     bar: Option<ProgressBar>,

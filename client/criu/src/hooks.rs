@@ -42,11 +42,13 @@ pub enum HooksError {
         /// Path of the hook.
         path: PathBuf,
     },
-    /// Others may change the program that CRIU would run.
-    #[error("{} may be changed by others, or is no program", path.display())]
+    /// Others may change or replace the program that CRIU would run.
+    #[error("{} {what}", path.display())]
     Untrusted {
-        /// Path of the program.
+        /// Path of the program, or of a directory above it or above the hook.
         path: PathBuf,
+        /// Description of the reason.
+        what: &'static str,
     },
     /// An error of the file system.
     #[error("{action} {}: {source}", path.display())]
@@ -103,10 +105,14 @@ impl ConfigurationChange {
     pub fn apply(&self) -> Result<(), HooksError> {
         let path = &self.path;
         let done = match &self.action {
-            Action::Link(program) => path
-                .parent()
-                .map_or(Ok(()), fs::create_dir_all)
-                .and_then(|()| symlink(program, path)),
+            Action::Link(program) => {
+                if let Some(directory) = path.parent() {
+                    fs::create_dir_all(directory).map_err(HooksError::io("create", directory))?;
+                    // Another user may have made it since the change was judged.
+                    check_directories(directory)?;
+                }
+                symlink(program, path)
+            }
             Action::Write(text) => replace(path, text),
             Action::Remove => fs::remove_file(path),
         };
@@ -123,23 +129,26 @@ pub struct CriuHooks {
 }
 
 impl CriuHooks {
-    /// Returns the hooks in `directory`, an absolute path.
+    /// Returns the hooks in `directory`, an absolute path. Links on the way to it are resolved: CRIU's configuration
+    /// names the directory itself.
     ///
     /// # Errors
-    /// [`HooksError::Unnameable`].
+    /// [`HooksError::Unnameable`]; an error of the file system.
     pub fn in_directory(directory: &Path) -> Result<Self, HooksError> {
+        let directory = resolve(directory)?;
         Ok(Self {
-            line: line(directory)?,
-            directory: directory.to_owned(),
+            line: line(&directory)?,
+            directory,
         })
     }
 
     /// Returns the changes that are due for CRIU to call `program`.
     ///
     /// # Errors
-    /// Others may change the program; or a file or line of others is in the way.
+    /// Others may change or replace the program or the hook; or a file or line of others is in the way.
     pub fn to_install(&self, program: &Path) -> Result<Vec<ConfigurationChange>, HooksError> {
         let program = trusted(program)?;
+        check_directories(&self.directory)?;
         let changes = [self.with_link(program)?, self.with_line()?];
         Ok(changes.into_iter().flatten().collect())
     }
@@ -295,17 +304,22 @@ fn read(path: &Path) -> Result<Option<String>, HooksError> {
 }
 
 /// Writes a file beside `path` and gives it its name, with the mode of the file that it replaces: a CRIU that starts
-/// meanwhile reads one or the other.
+/// meanwhile reads one or the other. The file is a new one: a link in its place would lead to another file.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let new = path.with_extension("conf.permafrost");
     let mode = fs::metadata(path).map_or(0o644, |metadata| metadata.permissions().mode() & 0o777);
-    let written = || -> io::Result<()> {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&new)?;
+    match fs::remove_file(&new) {
+        // An earlier call was killed.
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)?;
+    let mut written = || -> io::Result<()> {
         file.write_all(text.as_bytes())?;
         file.set_permissions(fs::Permissions::from_mode(mode))?;
         file.sync_all()?;
@@ -317,16 +331,59 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     })
 }
 
-/// Returns the absolute path of a program that root's CRIU may run: others must not be able to change it.
+/// Returns the absolute path of a program that root's CRIU may run: others must not be able to change it, nor to put
+/// another one in its place.
 fn trusted(program: &Path) -> Result<PathBuf, HooksError> {
     let path = fs::canonicalize(program).map_err(HooksError::io("find", program))?;
     let metadata = fs::metadata(&path).map_err(HooksError::io("stat", &path))?;
-    let owner = metadata.uid();
-    let is_own = owner == 0 || owner == rustix::process::geteuid().as_raw();
     let mode = metadata.mode();
-    if is_own && metadata.is_file() && mode & 0o022 == 0 && mode & 0o111 != 0 {
-        Ok(path)
-    } else {
-        Err(HooksError::Untrusted { path })
+    if !(is_own(&metadata) && metadata.is_file() && mode & 0o022 == 0 && mode & 0o111 != 0) {
+        return Err(HooksError::Untrusted {
+            path,
+            what: "may be changed by others, or is no program",
+        });
     }
+    check_directories(path.parent().unwrap_or(&path))?;
+    Ok(path)
+}
+
+/// Checks that no other user may rename or replace anything in a directory, nor in those above it; those that do not
+/// exist yet are passed over. Others may write to a directory with the sticky bit: they cannot rename what is not theirs.
+fn check_directories(directory: &Path) -> Result<(), HooksError> {
+    for path in directory.ancestors() {
+        let metadata = match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            metadata => metadata.map_err(HooksError::io("stat", path))?,
+        };
+        let mode = metadata.mode();
+        let is_closed = mode & 0o022 == 0 || mode & 0o1000 != 0;
+        if !(is_own(&metadata) && metadata.is_dir() && is_closed) {
+            return Err(HooksError::Untrusted {
+                path: path.to_owned(),
+                what: "is no directory, or other users may replace what is in it",
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Returns true for a file of root's or of the caller's.
+fn is_own(metadata: &fs::Metadata) -> bool {
+    let owner = metadata.uid();
+    owner == 0 || owner == rustix::process::geteuid().as_raw()
+}
+
+/// Resolves the links of an absolute path as far as it exists.
+fn resolve(path: &Path) -> Result<PathBuf, HooksError> {
+    for existing in path.ancestors() {
+        match fs::canonicalize(existing) {
+            Ok(resolved) => {
+                let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
+                return Ok(resolved.components().chain(rest.components()).collect());
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(HooksError::io("find", existing)(error)),
+        }
+    }
+    Ok(path.to_owned())
 }

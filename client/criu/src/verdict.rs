@@ -34,8 +34,14 @@ pub const SESSION_VARIABLE: &str = "PERMAFROST_SESSION";
 /// Environment variable with the time at which the seal is given up, a [`SealBy`].
 pub const SEAL_BY_VARIABLE: &str = "PERMAFROST_SEAL_BY";
 
+/// Environment variable with the time after which a script that no other time binds gives the seal up, milliseconds.
+pub const SEAL_WITHIN_VARIABLE: &str = "PERMAFROST_SEAL_WITHIN_MS";
+
 /// Environment variable that names the job for which an anonymous session is adopted.
 pub const JOB_VARIABLE: &str = "PERMAFROST_JOB";
+
+/// Value of [`JOB_VARIABLE`] for a dump that is not stored: its pages go elsewhere, as in a live migration.
+pub const NO_JOB: &str = "none";
 
 /// Environment variable that names the socket at which the receiver of streamed images reports whether it has all.
 pub const STREAM_VARIABLE: &str = "PERMAFROST_STREAM";

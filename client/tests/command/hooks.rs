@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use permafrost_protocol::control::ErrorCode;
 
@@ -150,4 +150,68 @@ fn what_others_have_put_there_is_refused() {
     fs::remove_file(&action).unwrap();
     machine.run(&[], 3);
     assert_eq!(fs::read_dir(&machine.dir).unwrap().count(), 0);
+}
+
+#[test]
+fn a_program_or_hook_that_others_may_replace_is_refused() {
+    let machine = Machine::new();
+    let mode = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let install = |dir: &Path, action: &Path, code| {
+        let mut command = machine.daemon.command(&["install-criu-hooks", "--dir"]);
+        let output = command.arg(dir).env("PERMAFROST_ACTION", action).output();
+        let output = output.unwrap();
+        assert_exit(&output, code);
+        stderr(&output)
+    };
+    let above = machine.daemon.path().join("above");
+    let programs = above.join("programs");
+    fs::create_dir_all(&programs).unwrap();
+    let action = programs.join("action");
+    fs::copy(machine.daemon.path().join("action"), &action).unwrap();
+    for open in [0o777, 0o775] {
+        for directory in [&above, &programs] {
+            mode(directory, open);
+            let said = install(&machine.dir, &action, 9);
+            assert!(said.contains(directory.to_str().unwrap()), "{said}");
+            mode(directory, 0o755);
+        }
+    }
+    // The directory of the hook itself, one above it, and one that is reached by a link.
+    let conf = above.join("conf");
+    fs::create_dir(&conf).unwrap();
+    symlink(&conf, machine.daemon.path().join("link")).unwrap();
+    for open in [&conf, &above] {
+        mode(open, 0o777);
+        install(&conf, &machine.daemon.path().join("action"), 9);
+        let linked = machine.daemon.path().join("link/new");
+        install(&linked, &machine.daemon.path().join("action"), 9);
+        mode(open, 0o755);
+    }
+    assert_eq!(fs::read_dir(&conf).unwrap().count(), 0);
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&above, Some(65_534), None).unwrap();
+        install(&machine.dir, &action, 9);
+        std::os::unix::fs::chown(&above, Some(0), None).unwrap();
+    }
+    // Nobody may rename what is another's in a directory with the sticky bit. The line names the directory, not the link.
+    mode(&above, 0o1777);
+    install(&machine.daemon.path().join("link"), &action, 0);
+    let text = fs::read_to_string(conf.join("default.conf")).unwrap();
+    let hook = conf.canonicalize().unwrap().join("permafrost-hook");
+    assert!(text.contains(hook.to_str().unwrap()), "{text}");
+}
+
+#[test]
+fn a_link_in_place_of_the_new_configuration_is_not_followed() {
+    let machine = Machine::new();
+    fs::create_dir(&machine.dir).unwrap();
+    let other = machine.daemon.path().join("other");
+    fs::write(&other, "theirs").unwrap();
+    symlink(&other, machine.dir.join("default.conf.permafrost")).unwrap();
+    machine.run(&[], 0);
+    assert_eq!(fs::read_to_string(&other).unwrap(), "theirs");
+    assert!(!machine.configuration().is_symlink());
+    assert!(machine.text().contains(&machine.line()));
 }

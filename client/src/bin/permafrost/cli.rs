@@ -25,7 +25,7 @@ Exit codes:
     9  not allowed
    10  permafrostd cannot be reached, or went away
    11  not enough nodes, no holder there, nothing known, or the registry is away: try again later
-   12  not enough: what was planned does not do
+   12  the plan frees less than requested, or there are too few nodes for the copies
   130  interrupted
 
 Examples:

@@ -11,7 +11,8 @@ use serde::Serialize;
 pub(crate) const HOOKS_EXAMPLES: &str = "\
 Afterwards CRIU runs permafrost-action at the end of each dump, while the processes are frozen. It stores the images, and \
 if it cannot, the dump fails and the processes go on: no dump succeeds while permafrostd does not run. The job is the one \
-that PERMAFROST_JOB names, or the container's id, or HOST.pid-PID.
+that PERMAFROST_JOB names, or the container's id, or HOST.pid-PID. PERMAFROST_JOB=none leaves a dump alone: a live \
+migration to another machine's page server fails without it.
 
 Examples:
     permafrost install-criu-hooks --dry-run
@@ -122,7 +123,7 @@ fn failure(error: HooksError) -> Failure {
             Failure::new(Code::Invalid, message).hint("name a directory without blanks and quotes")
         }
         HooksError::Untrusted { .. } => Failure::new(Code::Denied, message)
-            .hint("root's CRIU would run it: have it belong to root, mode 0755"),
+            .hint("root's CRIU would run what others put there: have it belong to root, mode 0755"),
         HooksError::Io {
             action,
             path,
