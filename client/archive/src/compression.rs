@@ -1,4 +1,4 @@
-//! ArchiveCompression of archives: found out from the first bytes when one is read, since podman calls an archive
+//! Compression of archives: detected from the first bytes when one is read, since podman calls an archive
 //! `checkpoint.tar.gz` that it has compressed with zstd.
 
 use std::io::{self, Read, Write};
@@ -23,7 +23,7 @@ const FOREIGN: [(&[u8], &str); 5] = [
     (b"\x1f\x9d", "compress"),
 ];
 
-/// ArchiveCompression of an archive.
+/// Compression of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArchiveCompression {
     /// None: a plain tar.

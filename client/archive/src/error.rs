@@ -36,6 +36,40 @@ pub enum ArchiveError {
         /// Path of the member.
         path: String,
     },
+    /// A path or a link target is too long.
+    #[error("the path or link target {begin:?}… has more than {limit} bytes or {depth} components")]
+    LongPath {
+        /// First bytes of the path.
+        begin: String,
+        /// Largest size, bytes.
+        limit: usize,
+        /// Largest number of components.
+        depth: usize,
+    },
+    /// The paths of all members take too much memory.
+    #[error("the paths of the archive's members take more than {limit} bytes of memory")]
+    Paths {
+        /// Largest size, bytes.
+        limit: usize,
+    },
+    /// Programs read the headers of a member differently.
+    #[error("programs read the headers of member {path:?} differently: {reason}")]
+    Ambiguous {
+        /// Path of the member, as one of them reads it.
+        path: String,
+        /// Property of the headers.
+        reason: &'static str,
+    },
+    /// A hard link does not lead to an earlier file.
+    #[error(
+        "member {path:?} is a hard link to {target:?}, which is not an earlier file of the archive"
+    )]
+    HardLink {
+        /// Path of the member.
+        path: String,
+        /// Target of the link.
+        target: String,
+    },
     /// A link leads out of the archive.
     #[error(
         "member {path:?} is a link to {target:?}, which may be outside of the archive's directory"
@@ -102,6 +136,14 @@ pub enum ArchiveError {
         /// Size of the member, bytes.
         bytes: u64,
         /// Room for all members, bytes.
+        room_bytes: u64,
+    },
+    /// A checkpoint does not fit.
+    #[error("the archive takes {needed_bytes} bytes, and there is room for {room_bytes}")]
+    NoRoomToPack {
+        /// Size of all images, bytes.
+        needed_bytes: u64,
+        /// Room for them, bytes.
         room_bytes: u64,
     },
     /// The headers are too long.

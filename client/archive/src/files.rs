@@ -2,9 +2,12 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use tempfile::TempPath;
 
 use crate::{ArchiveCompression, ArchiveError, Packed, pack};
 
@@ -16,6 +19,9 @@ const SLACK_BYTES: u64 = 64 << 20;
 
 /// Bytes read and written at once.
 const BUFFER_BYTES: usize = 256 << 10;
+
+/// Name prefix of an archive that is not complete.
+const PREFIX: &str = ".permafrost-";
 
 /// Returns a reader of an archive. `goes_on` receives the number of bytes read so far, also now and then while nothing
 /// comes from a pipe; it returns false to give up.
@@ -58,7 +64,7 @@ impl<F: FnMut(u64) -> bool> Read for Input<F> {
 }
 
 /// Puts an archive together in a file beside `path`, readable by its owner only, and gives it its name when it is
-/// complete; `force` replaces a file of this name.
+/// complete and on disk; `force` replaces a file of this name.
 ///
 /// # Errors
 /// As [`pack`]; there is a file of this name.
@@ -73,26 +79,83 @@ pub fn pack_into_file(
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    let made = tempfile::Builder::new()
-        .prefix(".permafrost-")
-        .tempfile_in(parent);
-    let mut file = made.map_err(ArchiveError::io(format!(
+    let (file, named) = create(parent).map_err(ArchiveError::io(format!(
         "create a file in {}",
         parent.display()
     )))?;
-    let output = BufWriter::with_capacity(BUFFER_BYTES, file.as_file_mut());
+    let output = BufWriter::with_capacity(BUFFER_BYTES, &file);
     let packed = pack(images, compression, output, progress)?;
-    let named = if force {
-        file.persist(path)
-    } else {
-        file.persist_noclobber(path)
-    };
-    match named {
-        Ok(_) => Ok(packed),
-        Err(error) => Err(ArchiveError::io(format!("name {}", path.display()))(
-            error.error,
-        )),
+    let written = file.sync_all();
+    written.map_err(ArchiveError::io(format!("write {}", path.display())))?;
+    name(&file, named, parent, path, force)
+        .map_err(ArchiveError::io(format!("name {}", path.display())))?;
+    Ok(packed)
+}
+
+/// Creates a file without a name, which the kernel removes if this process is killed. File systems without such files
+/// get one with a temporary name, which is returned, too.
+fn create(parent: &Path) -> io::Result<(File, Option<TempPath>)> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    if let Ok(file) = rustix::fs::open(parent, flags, Mode::RUSR | Mode::WUSR) {
+        return Ok((file.into(), None));
     }
+    let named = tempfile::Builder::new()
+        .prefix(PREFIX)
+        .tempfile_in(parent)?;
+    let (file, path) = named.into_parts();
+    Ok((file, Some(path)))
+}
+
+/// Gives a file of [`create`] its name.
+fn name(
+    file: &File,
+    named: Option<TempPath>,
+    parent: &Path,
+    path: &Path,
+    force: bool,
+) -> io::Result<()> {
+    let link = |path: &Path| {
+        let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+        rustix::fs::linkat(CWD, unnamed, CWD, path, AtFlags::SYMLINK_FOLLOW)
+            .map_err(io::Error::from)
+    };
+    let named = match named {
+        Some(named) => named,
+        None if !force => return link(path),
+        // A link replaces no file, but a rename does.
+        None => {
+            let mut builder = tempfile::Builder::new();
+            builder
+                .prefix(PREFIX)
+                .make_in(parent, link)?
+                .into_temp_path()
+        }
+    };
+    let renamed = if force {
+        named.persist(path)
+    } else {
+        named.persist_noclobber(path)
+    };
+    renamed.map_err(|error| error.error)
+}
+
+/// Checks that there is room in a directory for the images of an archive; `in_memory` for one on tmpfs.
+///
+/// # Errors
+/// There is not; or an error of the file system.
+pub fn check_room(
+    directory: &Path,
+    in_memory: bool,
+    needed_bytes: u64,
+) -> Result<(), ArchiveError> {
+    let room_bytes = room(directory, in_memory)?;
+    if needed_bytes > room_bytes {
+        return Err(ArchiveError::NoRoomToPack {
+            needed_bytes,
+            room_bytes,
+        });
+    }
+    Ok(())
 }
 
 /// Returns the room for an unpacked archive in a directory, bytes; `in_memory` for one on tmpfs.

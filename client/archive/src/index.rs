@@ -1,8 +1,10 @@
 //! The index of an archive: what is needed beside the members' contents to put the same tar together again.
 
-use prost::{Message, Oneof};
+use prost::encoding::{DecodeContext, decode_key, skip_field};
+use prost::{DecodeError, Message, Oneof};
 
 use crate::ArchiveError;
+use crate::unpack::MAX_MEMBERS;
 
 /// Name of the index among the images.
 pub const INDEX_NAME: &str = "archive.img";
@@ -12,6 +14,12 @@ pub(crate) const NUMBERED_PREFIX: &str = "archive-";
 
 /// Version of the index.
 const VERSION: u32 = 1;
+
+/// Number of the parts' field.
+const PARTS_TAG: u32 = 2;
+
+/// Most parts: headers and contents of each member, and the end. A part takes two bytes encoded and many more decoded.
+const MAX_PARTS: usize = 2 * MAX_MEMBERS + 1;
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Index {
@@ -62,9 +70,37 @@ impl Index {
     }
 
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, ArchiveError> {
+        if !count_parts(bytes).is_ok_and(|parts| parts <= MAX_PARTS) {
+            return Err(ArchiveError::BadIndex);
+        }
         Self::decode(bytes)
             .ok()
             .filter(|index| index.version == VERSION)
             .ok_or(ArchiveError::BadIndex)
+    }
+}
+
+/// Returns the number of parts of an encoded index.
+fn count_parts(mut bytes: &[u8]) -> Result<usize, DecodeError> {
+    let mut parts = 0;
+    while !bytes.is_empty() {
+        let (tag, wire_type) = decode_key(&mut bytes)?;
+        skip_field(wire_type, tag, &mut bytes, DecodeContext::default())?;
+        parts += usize::from(tag == PARTS_TAG);
+    }
+    Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_with_too_many_parts_is_refused() {
+        let encoded = |parts| Index::new(vec![Content::Bytes(Vec::new()); parts]).encode_to_vec();
+        let index = Index::read(&encoded(MAX_PARTS)).unwrap();
+        assert_eq!(index.parts.len(), MAX_PARTS);
+        let refused = Index::read(&encoded(MAX_PARTS + 1));
+        assert!(matches!(refused, Err(ArchiveError::BadIndex)));
     }
 }

@@ -21,10 +21,12 @@
 mod compression;
 mod error;
 mod files;
+mod headers;
 mod index;
 mod pack;
 mod pages;
 mod paths;
+mod skeleton;
 mod unpack;
 
 #[cfg(test)]
@@ -32,7 +34,7 @@ mod tests;
 
 pub use compression::ArchiveCompression;
 pub use error::ArchiveError;
-pub use files::{input, pack_into_file, room};
+pub use files::{check_room, input, pack_into_file, room};
 pub use index::INDEX_NAME;
 pub use pack::{Packed, pack};
 pub use unpack::{ArchiveLimits, Unpacked, unpack};

@@ -10,6 +10,8 @@ use tar::{Builder, EntryType, Header};
 
 use crate::{ArchiveCompression, ArchiveError, ArchiveLimits, INDEX_NAME, pack, unpack};
 
+mod hostile;
+
 /// Room in the tests, bytes.
 const ROOM: u64 = 1 << 20;
 

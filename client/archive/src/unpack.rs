@@ -11,10 +11,11 @@ use std::rc::Rc;
 use permafrost_protocol::images::ImageName;
 use permafrost_protocol::manifest::{MAX_SMALL_IMAGES, is_plain_file_name};
 use prost::Message;
-use tar::{Archive, Entry, EntryType};
+use tar::{Archive, Entry};
 
+use crate::headers::Headers;
 use crate::index::{Content, Index, NUMBERED_PREFIX, StoredFile};
-use crate::paths::{self, Paths};
+use crate::skeleton::{Recorder, Skeleton};
 use crate::{ArchiveError, INDEX_NAME, compression, pages};
 
 /// Directory of CRIU's images in an archive.
@@ -24,28 +25,28 @@ const IMAGES_PREFIX: &str = "checkpoint/";
 const REQUIRED: [&str; 3] = ["checkpoint/inventory.img", "config.dump", "spec.dump"];
 
 /// Most members: two files for each are images of the checkpoint at worst, and one is the index.
-const MAX_MEMBERS: usize = MAX_SMALL_IMAGES / 2 - 1;
+pub(crate) const MAX_MEMBERS: usize = MAX_SMALL_IMAGES / 2 - 1;
 
 /// Largest member, bytes: 1 TiB.
 const MAX_MEMBER_BYTES: u64 = 1 << 40;
 
-/// Most bytes of headers: they are collected in memory. CRIU's images need 512 each.
-const MAX_HEADER_BYTES: usize = 128 << 20;
+/// Largest pagemap, bytes: 1 GiB, some 40 million runs of pages.
+const MAX_PAGEMAP_BYTES: u64 = 1 << 30;
+
+/// Copies of the headers at the end: two in this process, as they came and encoded, and one in the index.
+const HEADER_COPIES: u64 = 3;
 
 /// Bytes copied at once.
 const CHUNK: usize = 256 << 10;
 
-/// Length of a tar's block.
-const BLOCK: usize = 512;
-
-/// ArchiveLimits of an archive that is taken apart.
+/// Limits of an archive that is taken apart.
 #[derive(Clone, Copy, Debug)]
 pub struct ArchiveLimits {
     /// Number of members.
     pub members: usize,
     /// Size of a member, bytes.
     pub member_bytes: u64,
-    /// Size of all members, bytes.
+    /// Size of all files that are made of the members, and of the headers, bytes.
     pub total_bytes: u64,
 }
 
@@ -89,12 +90,13 @@ pub fn unpack(
         images,
         limits,
         skeleton: recorder.skeleton.clone(),
-        paths: Paths::default(),
+        headers: Headers::default(),
         names: HashSet::from([INDEX_NAME.to_owned()]),
         pagemaps: Vec::new(),
         missing: REQUIRED.to_vec(),
         parts: Vec::new(),
         numbered: 0,
+        written_bytes: 0,
         done: Unpacked {
             members: 0,
             bytes: 0,
@@ -118,7 +120,7 @@ struct Unpacking<'a> {
     images: &'a Path,
     limits: &'a ArchiveLimits,
     skeleton: Rc<RefCell<Skeleton>>,
-    paths: Paths,
+    headers: Headers,
     /// Names of the files made so far.
     names: HashSet<String>,
     pagemaps: Vec<String>,
@@ -126,49 +128,31 @@ struct Unpacking<'a> {
     parts: Vec<Content>,
     /// Number of files that have a number for a name.
     numbered: u64,
+    /// Bytes of all files made so far.
+    written_bytes: u64,
     done: Unpacked,
 }
 
 impl Unpacking<'_> {
     fn member(&mut self, mut entry: Entry<'_, impl Read>) -> Result<(), ArchiveError> {
         self.done.members += 1;
-        if self.done.members > self.limits.members as u64 {
-            return Err(ArchiveError::TooMany {
-                limit: self.limits.members,
-            });
+        match self.headers.check(&mut entry, self.limits.members)? {
+            Some(path) => self.file(entry, &path),
+            None => Ok(()),
         }
-        let kind = entry.header().entry_type();
-        let path = self
-            .paths
-            .add(&entry.path_bytes(), kind == EntryType::Symlink)?;
-        refuse_sparse(&mut entry, &path)?;
-        let target = entry.link_name_bytes().unwrap_or_default().into_owned();
-        match kind {
-            EntryType::Regular if !path.is_empty() => return self.file(entry, &path),
-            EntryType::Directory => {}
-            EntryType::Symlink => paths::check_symlink(&path, &target)?,
-            EntryType::Link => paths::check_hard_link(&path, &target)?,
-            other => {
-                let kind = kind_of(other);
-                return Err(ArchiveError::Special { path, kind });
-            }
-        }
-        // Such a member has no contents; some programs write a length all the same, and none is read then.
-        if entry.size() != 0 {
-            let kind = "directory or a link with contents";
-            return Err(ArchiveError::Special { path, kind });
-        }
-        Ok(())
     }
 
     fn file(&mut self, mut entry: Entry<'_, impl Read>, path: &str) -> Result<(), ArchiveError> {
         let bytes = entry.size();
-        self.check_size(path, bytes)?;
+        let image = self.image_name(path);
+        let is_pagemap =
+            image.is_some_and(|image| matches!(ImageName::parse(image), ImageName::Pagemap(_)));
+        self.check_size(path, bytes, is_pagemap)?;
         self.missing.retain(|missing| *missing != path);
         let mut files = Vec::new();
         // The name under which the contents come out again.
-        let name = match self.image_name(path) {
-            Some(image) if matches!(ImageName::parse(image), ImageName::Pagemap(_)) => {
+        let name = match image {
+            Some(image) if is_pagemap => {
                 files.push(self.create(image.to_owned())?);
                 self.pagemaps.push(image.to_owned());
                 self.next_number()
@@ -191,26 +175,38 @@ impl Unpacking<'_> {
         Ok(())
     }
 
-    /// Checks the size that a header promises before any of it is written.
-    fn check_size(&mut self, path: &str, bytes: u64) -> Result<(), ArchiveError> {
-        let ArchiveLimits {
-            member_bytes,
-            total_bytes,
-            ..
-        } = *self.limits;
-        if bytes > member_bytes {
+    /// Checks the size that a header promises before any of it is written. A pagemap is written twice.
+    fn check_size(&mut self, path: &str, bytes: u64, is_pagemap: bool) -> Result<(), ArchiveError> {
+        let (limit, copies) = if is_pagemap {
+            (self.limits.member_bytes.min(MAX_PAGEMAP_BYTES), 2)
+        } else {
+            (self.limits.member_bytes, 1)
+        };
+        if bytes > limit {
             return Err(ArchiveError::TooLarge {
                 path: path.to_owned(),
                 bytes,
-                limit: member_bytes,
+                limit,
             });
         }
         self.done.bytes = self.done.bytes.saturating_add(bytes);
-        if self.done.bytes > total_bytes {
+        self.written_bytes = self
+            .written_bytes
+            .saturating_add(bytes.saturating_mul(copies));
+        self.check_room(path, bytes)
+    }
+
+    /// Checks that there is room for the files and the headers so far. The last of them is the member at `path`.
+    fn check_room(&self, path: &str, bytes: u64) -> Result<(), ArchiveError> {
+        let headers = self.skeleton.borrow().total as u64;
+        let needed_bytes = headers
+            .saturating_mul(HEADER_COPIES)
+            .saturating_add(self.written_bytes);
+        if needed_bytes > self.limits.total_bytes {
             return Err(ArchiveError::NoRoom {
                 path: path.to_owned(),
                 bytes,
-                room_bytes: total_bytes,
+                room_bytes: self.limits.total_bytes,
             });
         }
         Ok(())
@@ -248,6 +244,8 @@ impl Unpacking<'_> {
             return Err(ArchiveError::Missing { path });
         }
         pages::check(self.images, &self.pagemaps)?;
+        let headers = self.skeleton.borrow().total as u64;
+        self.check_room(INDEX_NAME, headers)?;
         let end = self.skeleton.borrow_mut().begin_contents();
         self.parts.push(Content::Bytes(end));
         let index = Index::new(std::mem::take(&mut self.parts)).encode_to_vec();
@@ -260,33 +258,6 @@ impl Unpacking<'_> {
         file.and_then(|mut file| file.write_all(&index))
             .map_err(ArchiveError::io(format!("write {INDEX_NAME}")))?;
         Ok(self.done)
-    }
-}
-
-/// Refuses a sparse member: its contents in the tar are not the file's.
-fn refuse_sparse(entry: &mut Entry<'_, impl Read>, path: &str) -> Result<(), ArchiveError> {
-    let extensions = entry.pax_extensions();
-    let extensions = extensions.map_err(|error| compression::explain(error, path))?;
-    for extension in extensions.into_iter().flatten() {
-        let extension = extension.map_err(|error| compression::explain(error, path))?;
-        if extension.key_bytes().starts_with(b"GNU.sparse.") {
-            return Err(ArchiveError::Special {
-                path: path.to_owned(),
-                kind: "sparse file",
-            });
-        }
-    }
-    Ok(())
-}
-
-fn kind_of(kind: EntryType) -> &'static str {
-    match kind {
-        EntryType::Regular => "file without a name",
-        EntryType::Char | EntryType::Block => "device",
-        EntryType::Fifo => "FIFO",
-        EntryType::GNUSparse => "sparse file",
-        EntryType::XGlobalHeader => "header for all members",
-        _ => "member of an unknown kind",
     }
 }
 
@@ -319,75 +290,4 @@ fn copy(
         }
     }
     Ok(digest.finalize())
-}
-
-/// Bytes of a tar that are not the contents of a member.
-#[derive(Default)]
-struct Skeleton {
-    bytes: Vec<u8>,
-    /// Number of bytes in all, also those that were taken.
-    total: usize,
-    in_contents: bool,
-}
-
-impl Skeleton {
-    fn begin_contents(&mut self) -> Vec<u8> {
-        self.in_contents = true;
-        std::mem::take(&mut self.bytes)
-    }
-
-    fn end_contents(&mut self) {
-        self.in_contents = false;
-    }
-}
-
-/// Passes a tar on, and keeps what is not contents.
-struct Recorder<R> {
-    input: R,
-    skeleton: Rc<RefCell<Skeleton>>,
-}
-
-impl<R: Read> Read for Recorder<R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.input.read(into)?;
-        let mut skeleton = self.skeleton.borrow_mut();
-        if !skeleton.in_contents {
-            skeleton.total += read;
-            if skeleton.total > MAX_HEADER_BYTES {
-                return Err(io::Error::other(ArchiveError::Headers {
-                    limit: MAX_HEADER_BYTES,
-                }));
-            }
-            skeleton.bytes.extend_from_slice(&into[..read]);
-        }
-        Ok(read)
-    }
-}
-
-impl<R: Read> Recorder<R> {
-    /// Reads the rest of the tar, whose end was found: a block of zeros, and nothing but zeros behind it.
-    fn end(&mut self) -> Result<(), ArchiveError> {
-        let ended = {
-            let skeleton = self.skeleton.borrow();
-            let at = skeleton.bytes.len().checked_sub(BLOCK);
-            at.is_some_and(|at| skeleton.bytes[at..].iter().all(|byte| *byte == 0))
-        };
-        if !ended {
-            return Err(ArchiveError::Truncated {
-                path: String::new(),
-            });
-        }
-        let mut buffer = vec![0; CHUNK];
-        loop {
-            match self.read(&mut buffer) {
-                Ok(0) => return Ok(()),
-                Ok(read) if buffer[..read].iter().any(|byte| *byte != 0) => {
-                    return Err(ArchiveError::BehindEnd);
-                }
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(compression::explain(error, "")),
-            }
-        }
-    }
 }

@@ -95,6 +95,9 @@ pub(crate) fn get(
         &format!("restore-{name}"),
         needed_bytes,
     )?;
+    let in_memory = arguments.work_dir.is_none();
+    permafrost_archive::check_room(scratch.path(), in_memory, needed_bytes)
+        .map_err(|error| failure(error, archive))?;
     let images = directory(&scratch)?;
 
     let label = format!("get {name}");
@@ -261,8 +264,10 @@ fn failure(error: ArchiveError, archive: &Path) -> Failure {
             let code = Failure::io("", archive, &source).code;
             Failure::new(code, message)
         }
-        ArchiveError::NoRoom { .. } => Failure::new(Code::NoSpace, message)
-            .hint("name a private directory with more room with --work-dir"),
+        ArchiveError::NoRoom { .. } | ArchiveError::NoRoomToPack { .. } => {
+            Failure::new(Code::NoSpace, message)
+                .hint("name a private directory with more room with --work-dir")
+        }
         ArchiveError::Compression { .. } => Failure::new(Code::Invalid, message)
             .hint("decompress it, and pass it on standard input: --archive -"),
         ArchiveError::Missing { .. } => Failure::new(Code::Invalid, message).hint(

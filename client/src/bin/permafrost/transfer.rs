@@ -30,7 +30,7 @@ pub(crate) struct GetArguments {
     /// Write the archive that `put --archive` has read, byte for byte but for the compression; - for standard output.
     #[arg(long, value_name = "FILE", conflicts_with = "directory")]
     pub(crate) archive: Option<PathBuf>,
-    /// Compress the archive so [default: by the end of its name, .tar, .tar.gz or .tar.zst].
+    /// Compression of the archive [default: by the end of its name, .tar, .tar.gz or .tar.zst].
     #[arg(long, value_enum, requires = "archive")]
     pub(crate) compress: Option<CompressionName>,
     /// Put the archive together in this directory instead of in memory.
