@@ -2,8 +2,8 @@
 //!
 //! Images hold the process's secrets, so they never touch a disk on the way: the directories lie on tmpfs, have
 //! mode 0700, and are removed with their [`Scratch`], on failure too. Only the log is kept then. Directories of
-//! an owner that was killed are removed by the next owner: each owner holds a lock on its directory, and CRIU's
-//! command line names it.
+//! an owner that was killed are removed by the next owner in the same place: each owner holds a lock on its directory,
+//! and CRIU's command line names it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -18,6 +18,19 @@ use tempfile::TempDir;
 
 /// Values of `f_type` for tmpfs and ramfs (linux/magic.h).
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// Values of `f_type` for file systems of this machine alone (linux/magic.h): tmpfs, ramfs, ext4, XFS, Btrfs, F2FS,
+/// ZFS, overlayfs. On those of several machines, a lock may count on its own machine only.
+const LOCAL: [u64; 8] = [
+    IN_MEMORY[0],
+    IN_MEMORY[1],
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0xf2f5_2010,
+    0x2fc1_2fc1,
+    0x794c_7630,
+];
 
 /// Bytes left free besides those requested: for logs, and for files that CRIU writes itself.
 const SLACK_BYTES: u64 = 16 << 20;
@@ -94,11 +107,14 @@ impl Scratch {
         })
     }
 
-    /// Makes a directory inside `parent`, on any file system.
+    /// Makes a directory inside `parent`, on any file system. On a local one, directories of killed owners are removed.
     ///
     /// # Errors
     /// [`ScratchError::Unusable`].
     pub fn within(parent: &Path, purpose: &str) -> Result<Self, ScratchError> {
+        if is_one_of(parent, &LOCAL).unwrap_or(false) {
+            remove_abandoned(parent);
+        }
         make_in(parent, purpose).map_err(|source| ScratchError::Unusable {
             path: parent.to_owned(),
             source,
@@ -196,12 +212,16 @@ fn usable(parent: &Path, shared: bool, needed_bytes: u64) -> io::Result<()> {
 
 /// Checks that a file system is tmpfs; called for the parent before anything is made in it.
 fn in_memory(path: &Path) -> io::Result<()> {
-    let kind = rustix::fs::statfs(path)?.f_type;
-    if u64::try_from(kind).is_ok_and(|kind| IN_MEMORY.contains(&kind)) {
+    if is_one_of(path, &IN_MEMORY)? {
         Ok(())
     } else {
         Err(io::Error::other("not on tmpfs"))
     }
+}
+
+fn is_one_of(path: &Path, kinds: &[u64]) -> io::Result<bool> {
+    let kind = rustix::fs::statfs(path)?.f_type;
+    Ok(u64::try_from(kind).is_ok_and(|kind| kinds.contains(&kind)))
 }
 
 fn make_in(parent: &Path, purpose: &str) -> io::Result<Scratch> {
@@ -411,6 +431,24 @@ mod tests {
             !used.exists()
         });
         assert!(alive.path().exists() && kept.exists());
+    }
+
+    #[test]
+    fn the_next_owner_in_a_directory_removes_what_a_killed_one_left() {
+        // On tmpfs: the file system of /tmp may be a shared one.
+        let parent = tempfile::tempdir_in("/dev/shm").unwrap();
+        let make = |purpose| Scratch::within(parent.path(), purpose).unwrap();
+        let dead = make("restore-train@1").directory.keep();
+        fs::write(dead.join("core-1.img"), "secret").unwrap();
+        let alive = make("dump-train");
+        let foreign = parent.path().join("permafrost-restore");
+        fs::create_dir(&foreign).unwrap();
+        // A child that another test is just starting holds the locks too, until it becomes its program.
+        until(|| {
+            drop(make("dump-other"));
+            !dead.exists()
+        });
+        assert!(alive.path().exists() && foreign.exists());
     }
 
     #[test]
