@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Resource, getrlimit};
@@ -17,6 +18,9 @@ pub const REQUIRE_PODMAN: &str = "PERMAFROST_REQUIRE_PODMAN";
 
 /// Packages that are needed beside those of runc.
 pub const PACKAGES: [&str; 2] = ["podman", "conmon"];
+
+/// Time limit for the end of conmon behind its container.
+const CONMON_ENDS: Duration = Duration::from_secs(5);
 
 /// Image of the containers.
 const IMAGE: &str = "localhost/counter";
@@ -87,11 +91,13 @@ fn process_limit() -> String {
     format!("nproc={most}:{most}")
 }
 
-/// A podman whose containers are removed when it is dropped.
+/// A podman whose containers and cgroups are removed when it is dropped.
 #[derive(Debug)]
 pub struct Podman {
     dir: PathBuf,
     path: std::ffi::OsString,
+    /// Name of the cgroup that its containers are in, in each hierarchy.
+    cgroup: String,
 }
 
 impl Podman {
@@ -130,6 +136,7 @@ impl Podman {
         let podman = Self {
             dir: dir.to_path_buf(),
             path,
+            cgroup: format!("permafrost-podman-{}", std::process::id()),
         };
         podman.import_image()?;
         Ok(podman)
@@ -162,8 +169,9 @@ impl Podman {
     /// Fails with podman's own words.
     pub fn start_counting(&self, name: &str) -> Result<()> {
         // Renamed: whoever reads meanwhile finds one number or the next, and never an empty file.
-        let counting = "i=0; while :; do i=$((i+1)); echo $i > /next; /bin/busybox mv /next /count; \
-                        /bin/busybox sleep 0.05; done";
+        // It ends after ten minutes or more, for the case that the test is killed.
+        let counting = "i=0; while [ $i -lt 12000 ]; do i=$((i+1)); echo $i > /next; \
+                        /bin/busybox mv /next /count; /bin/busybox sleep 0.05; done";
         self.run(&[
             "run",
             "--detach",
@@ -171,6 +179,9 @@ impl Podman {
             name,
             "--network",
             "host",
+            // podman leaves the directory of its default group behind.
+            "--cgroup-parent",
+            &format!("/{}", self.cgroup),
             // There is no default profile, and a root without CAP_SYS_RESOURCE cannot raise limits.
             "--security-opt",
             "seccomp=unconfined",
@@ -242,5 +253,36 @@ impl Podman {
 impl Drop for Podman {
     fn drop(&mut self) {
         let _ = self.run(&["rm", "--all", "--force", "--time", "0"]);
+        // Beside the containers' groups there is one of conmon, which ends soon after its container.
+        let until = Instant::now() + CONMON_ENDS;
+        while !self.remove_cgroups() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
+}
+
+impl Podman {
+    /// Removes the groups, which are empty. Returns true if none is left.
+    fn remove_cgroups(&self) -> bool {
+        let root = Path::new("/sys/fs/cgroup");
+        let hierarchies = fs::read_dir(root).into_iter().flatten().flatten();
+        let hierarchies = hierarchies.map(|hierarchy| hierarchy.path());
+        let mut none_left = true;
+        // The root is the only hierarchy of cgroup v2.
+        for hierarchy in std::iter::once(root.to_owned()).chain(hierarchies) {
+            none_left &= remove_empty(&hierarchy.join(&self.cgroup));
+        }
+        none_left
+    }
+}
+
+/// Removes a group and those in it. Returns true if it is gone.
+fn remove_empty(group: &Path) -> bool {
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_empty(&entry.path());
+        }
+    }
+    let _ = fs::remove_dir(group);
+    !group.exists()
 }
