@@ -14,12 +14,16 @@ use permafrost_tests::workload::{self, Workload};
 
 use common::listing;
 
+/// Longer than a socket's path, with a directory that has its name.
+const JOB: &str =
+    "models/a-large-one-that-is-trained-for-weeks/with-a-rate-of-0.001/and-a-seed-of-42/try-3";
+
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Returns the command line of a dump by stream.
 fn arguments(workload: &Workload) -> Vec<String> {
     let pid = workload.pid().to_string();
-    let words = ["dump", "--stream", "--job", "train", "--pid", &pid];
+    let words = ["dump", "--stream", "--job", JOB, "--pid", &pid];
     words.map(str::to_owned).to_vec()
 }
 
@@ -54,7 +58,7 @@ fn a_tree_with_shared_memory_is_streamed_and_restored_exactly() {
         assert_eq!(dumped["checkpoint"]["generation"], generation, "{dumped}");
         added.push(dumped["checkpoint"]["added_bytes"].as_u64().unwrap());
         workload.wait_until_gone().unwrap();
-        daemon.run(&["restore", "train"]).unwrap();
+        daemon.run(&["restore", JOB]).unwrap();
         let after = workload.verify().unwrap();
         assert!(after.is_sound(), "{after:?}");
         assert_eq!(after.generation, modified.generation);
@@ -70,7 +74,7 @@ fn a_tree_with_shared_memory_is_streamed_and_restored_exactly() {
     // The other way finds the same pages.
     let pid = workload.pid().to_string();
     let dumped = daemon
-        .json(&["dump", "--job", "train", "--pid", &pid, "--leave-running"])
+        .json(&["dump", "--job", JOB, "--pid", &pid, "--leave-running"])
         .unwrap();
     assert_eq!(dumped["way"], "page-server", "{dumped}");
     let third = dumped["checkpoint"]["added_bytes"].as_u64().unwrap();
@@ -156,7 +160,7 @@ fn a_stream_knows_no_parents_of_crius() {
     let work = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
     for other in ["--pre-dump", "--pre-copy"] {
-        let words = ["dump", "--stream", other, "--job", "train", "--pid", "1"];
+        let words = ["dump", "--stream", other, "--job", JOB, "--pid", "1"];
         let output = daemon.try_run(&words).unwrap();
         assert_eq!(output.status.code(), Some(2), "{output:?}");
     }

@@ -11,7 +11,7 @@ mod pipe;
 mod sink;
 mod streamer;
 
-pub use capture::{Capture, CaptureError, CaptureLimits, StreamReceiver};
+pub use capture::{Capture, CaptureError, CaptureLimits, MAX_SOCKET_PATH, StreamReceiver};
 pub use lend::{LendError, LentCheckpoint, lend};
 pub use pageserver::{Bounded, ConversationEnd, ServeError, serve};
 pub use pipe::Pipe;

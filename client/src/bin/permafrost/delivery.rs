@@ -9,6 +9,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use permafrost_criu::frontend::MAX_SOCKET_PATH;
 use permafrost_criu::{Criu, CriuRun, Finished, Running, processes};
 use permafrost_protocol::control::{ErrorCode, Exported, request};
 use permafrost_protocol::streamer::SERVE_SOCKET;
@@ -32,9 +33,6 @@ const DEATH_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Interval at which the end of killed processes is polled.
 const DEATH_TICK: Duration = Duration::from_millis(10);
-
-/// Longest path of an AF_UNIX socket, bytes (`sun_path`, with its end).
-const MAX_SOCKET_PATH: usize = 107;
 
 /// Source of the images for CRIU.
 pub(crate) enum Delivery {

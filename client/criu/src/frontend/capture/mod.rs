@@ -42,7 +42,7 @@ use rustix::io::Errno;
 use self::error::failed;
 pub use self::error::{CaptureError, CaptureLimits};
 use self::join::Join;
-pub use self::receiver::StreamReceiver;
+pub use self::receiver::{MAX_SOCKET_PATH, StreamReceiver};
 use self::sender::PageSender;
 
 /// Bytes that are read from a pipe at once; a pipe is made this large, too.

@@ -23,6 +23,9 @@ use crate::verdict::STREAM_ENDED;
 /// Name of the socket at which the post-dump script asks for the outcome, beside the images directory.
 const OUTCOME_SOCKET: &str = "stream.sock";
 
+/// Longest path of an AF_UNIX socket, bytes (`sun_path` without its end).
+pub const MAX_SOCKET_PATH: usize = 107;
+
 /// Longest wait for CRIU to connect: it does so before it freezes anything.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
@@ -34,6 +37,12 @@ pub struct StreamReceiver {
 }
 
 impl StreamReceiver {
+    /// Returns true if the path of the socket in `images` to which CRIU connects is short enough.
+    #[must_use]
+    pub fn fits(images: &Path) -> bool {
+        images.join(CAPTURE_SOCKET).as_os_str().len() <= MAX_SOCKET_PATH
+    }
+
     /// Starts the receiver of a dump into `images`, which sends pages to `session`; its other socket is in `scratch`.
     /// Returns it, and the socket that CRIU and its guard hold.
     ///
@@ -105,4 +114,22 @@ fn take(
         }
     });
     capture.run(&criu, session)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_fits_if_a_socket_can_be_bound_in_it() {
+        let parent = tempfile::tempdir().unwrap();
+        let spare = MAX_SOCKET_PATH - parent.path().as_os_str().len() - CAPTURE_SOCKET.len() - 2;
+        for (length, fits) in [(spare, true), (spare + 1, false)] {
+            let images = parent.path().join("i".repeat(length));
+            std::fs::create_dir(&images).unwrap();
+            assert_eq!(StreamReceiver::fits(&images), fits);
+            let bound = UnixListener::bind(images.join(CAPTURE_SOCKET));
+            assert_eq!(bound.is_ok(), fits, "{bound:?}");
+        }
+    }
 }

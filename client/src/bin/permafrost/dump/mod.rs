@@ -31,6 +31,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use permafrost_criu::frontend::StreamReceiver;
 use permafrost_criu::options::{Operation, PassedOn};
 use permafrost_criu::processes::{self, Patience};
 use permafrost_criu::scratch::Scratch;
@@ -346,13 +347,26 @@ impl<'a> Plan<'a> {
     }
 
     fn places(&self) -> Result<Places, Failure> {
-        let scratch = Scratch::in_memory(&format!("dump-{}", self.arguments.job), IMAGES_BYTES)?;
+        // The path of the stream's socket must not become too long.
+        let purpose = match self.arguments.stream {
+            true => "dump".to_owned(),
+            false => format!("dump-{}", self.arguments.job),
+        };
+        let scratch = Scratch::in_memory(&purpose, IMAGES_BYTES)?;
         let private = |name: &str| {
             scratch
                 .subdirectory(name)
                 .map_err(|error| Failure::io("create", &scratch.path().join(name), &error))
         };
         let images = private("images")?;
+        if self.arguments.stream && !StreamReceiver::fits(&images) {
+            let message = format!(
+                "no socket can be made in {}: its path is too long",
+                images.display()
+            );
+            return Err(Failure::new(Code::Invalid, message)
+                .hint("set XDG_RUNTIME_DIR to a shorter path, or leave --stream out"));
+        }
         let work = match &self.arguments.work_dir {
             None => private("work")?,
             Some(work) => fs::create_dir_all(work)
