@@ -154,6 +154,15 @@ const KILLER: &str = r#"#!/bin/sh
 [ "$CRTOOLS_SCRIPT_ACTION" != @action ] || kill -KILL @daemon
 "#;
 
+/// Kills the daemon before CRIU restores. The pause is longer than the keeper needs to see it.
+const CRIU_WITHOUT_DAEMON: &str = r#"#!/bin/sh
+if [ "$1" = restore ]; then
+    kill -KILL @daemon
+    sleep 0.3
+fi
+exec @criu "$@"
+"#;
+
 #[test]
 fn no_process_is_left_if_the_daemon_dies_while_they_are_handed_over() {
     const TEST: &str = "no_process_is_left_if_the_daemon_dies_while_they_are_handed_over";
@@ -175,6 +184,21 @@ fn no_process_is_left_if_the_daemon_dies_while_they_are_handed_over() {
         site.task.wait_until_gone().unwrap();
         site = site.with_new_daemon();
     }
+    // Before CRIU connects.
+    let script = site.work.path().join("criu");
+    let killer = CRIU_WITHOUT_DAEMON.replace("@criu", site.criu.path.to_str().unwrap());
+    let killer = killer.replace("@daemon", &site.daemon.pid().to_string());
+    std::fs::write(&script, killer).unwrap();
+    std::fs::set_permissions(&script, Permissions::from_mode(0o700)).unwrap();
+    let mut command = site.daemon.command().unwrap();
+    command
+        .args(["restore", "a", "--lazy"])
+        .env("PERMAFROST_CRIU", script);
+    let restored = command.output().unwrap();
+    assert!(!restored.status.success(), "{restored:?}");
+    assert!(!site.daemon.is_running(), "{restored:?}");
+    site.task.wait_until_gone().unwrap();
+    site = site.with_new_daemon();
     site.daemon.run(&["restore", "a", "--lazy"]).unwrap();
     site.assert_sound();
     site.kill();

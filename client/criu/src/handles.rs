@@ -33,6 +33,15 @@ impl ProcessHandle {
         Ok(Self { pid, fd })
     }
 
+    /// Returns another handle of the process.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        let fd = self.fd.try_clone()?;
+        Ok(Self { pid: self.pid, fd })
+    }
+
     /// Kills the process; one that has ended already is not an error.
     pub fn kill(&self) {
         // Another failure shows when the process does not end.

@@ -366,6 +366,11 @@ impl Canceller {
         // NotConnected is the only failure here: the daemon was faster.
         let _ = self.0.shutdown(Shutdown::Both);
     }
+
+    /// Announces that no other request follows, as [`Connection::end_requests`] does.
+    pub fn end_requests(&self) {
+        let _ = self.0.shutdown(Shutdown::Write);
+    }
 }
 
 #[cfg(test)]

@@ -22,11 +22,11 @@ use super::endpoints::{self, Connection, Standing};
 use super::error::{DeniedError, RequestError};
 use super::{Backend, Client, Shared};
 
-/// Time limit for CRIU to begin after the restore was admitted.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Interval at which a source on other nodes is held, seconds.
-const HOLD_PERIOD_S: i64 = 10;
+/// Interval at which a source on other nodes is held.
+const HOLD_PERIOD: Timespec = Timespec {
+    tv_sec: 10,
+    tv_nsec: 0,
+};
 
 /// Pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -48,7 +48,8 @@ pub(super) fn thaw<B: Backend>(
     };
     backend.lend(&wanted, &mut Caller(stream), &mut |source| {
         source.hold();
-        if !has_begun(&criu, stream).map_err(endpoints::failed("wait for CRIU"))? {
+        let begun = has_begun(&criu, stream, &HOLD_PERIOD, &mut || source.hold());
+        if !begun.map_err(endpoints::failed("wait for CRIU"))? {
             return Err(RequestError::NobodyCame.into());
         }
         let known = backend.touched(source.record());
@@ -88,20 +89,23 @@ pub(super) fn thaw<B: Backend>(
     })
 }
 
-/// Waits until CRIU hands something over. Returns false if it does not, or the caller has gone.
-fn has_begun(criu: &UnixStream, caller: &UnixStream) -> std::io::Result<bool> {
-    let timeout = Timespec {
-        tv_sec: i64::try_from(PATIENCE.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: 0,
-    };
+/// Waits until CRIU hands something over, or has gone. Returns false if the caller goes before. CRIU restores files,
+/// mappings and shared memory first, which has no time limit: calls `hold` once a `period`.
+fn has_begun(
+    criu: &UnixStream,
+    caller: &UnixStream,
+    period: &Timespec,
+    hold: &mut dyn FnMut(),
+) -> std::io::Result<bool> {
     loop {
         let mut fds = [
             PollFd::new(criu, PollFlags::IN),
             PollFd::new(caller, PollFlags::RDHUP | PollFlags::HUP),
         ];
-        match poll(&mut fds, Some(&timeout)) {
+        match poll(&mut fds, Some(period)) {
             Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
+            Ok(0) => hold(),
             Ok(_) => return Ok(fds[0].revents().contains(PollFlags::IN)),
         }
     }
@@ -302,11 +306,7 @@ impl Listener {
                 PollFd::from_borrowed_fd(fd, PollFlags::IN),
                 PollFd::new(caller, PollFlags::RDHUP | PollFlags::HUP),
             ];
-            let limit = Timespec {
-                tv_sec: HOLD_PERIOD_S,
-                tv_nsec: 0,
-            };
-            match poll(&mut fds, Some(&limit)) {
+            match poll(&mut fds, Some(&HOLD_PERIOD)) {
                 Err(rustix::io::Errno::INTR) => continue,
                 Ok(0) => {
                     hold();
@@ -330,5 +330,38 @@ impl Listener {
                 accepted => return Some(accepted),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn a_criu_that_hands_nothing_over_yet_is_waited_for_and_its_pages_are_held() {
+        let (criu, mut its_end) = UnixStream::pair().unwrap();
+        let (caller, its_caller) = UnixStream::pair().unwrap();
+        let period = Timespec {
+            tv_sec: 0,
+            tv_nsec: 1_000_000,
+        };
+        let mut holds = 0;
+        let begun = has_begun(&criu, &caller, &period, &mut || {
+            holds += 1;
+            if holds == 3 {
+                its_end.write_all(&[0]).unwrap();
+            }
+        });
+        assert!(begun.unwrap());
+        assert_eq!(holds, 3);
+
+        let (criu, _its_end) = UnixStream::pair().unwrap();
+        let mut its_caller = Some(its_caller);
+        let begun = has_begun(&criu, &caller, &period, &mut || {
+            drop(its_caller.take());
+        });
+        assert!(!begun.unwrap());
     }
 }

@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::Shutdown;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use permafrost_transport::framing;
@@ -21,6 +22,9 @@ use crate::processes;
 
 /// Time for killed processes to end: freeing a large memory takes a while.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Interval at which the end of CRIU is polled.
+const GRACE_TICK: Duration = Duration::from_millis(20);
 
 /// Keeper of the processes of one lazy restore.
 #[derive(Default)]
@@ -35,9 +39,31 @@ struct Kept {
     /// Pids in this namespace, by pids in the processes' own one.
     pids: HashMap<u32, u32>,
     /// CRIU, once it has come.
-    criu: Option<ProcessHandle>,
+    criu: Option<ConnectedCriu>,
     has_forked: bool,
     is_ending: bool,
+}
+
+/// CRIU, which hands processes over.
+struct ConnectedCriu {
+    process: ProcessHandle,
+    /// CRIU and, once the restore is given up, its descendants.
+    tree: TreeHandles,
+    socket: UnixStream,
+}
+
+impl ConnectedCriu {
+    fn open(pid: u32, socket: &UnixStream) -> io::Result<Self> {
+        let process = ProcessHandle::open(pid)?;
+        let mut tree = TreeHandles::default();
+        tree.push(process.try_clone()?);
+        let socket = socket.try_clone()?;
+        Ok(Self {
+            process,
+            tree,
+            socket,
+        })
+    }
 }
 
 impl LazyKeeper {
@@ -46,15 +72,20 @@ impl LazyKeeper {
     ///
     /// # Errors
     /// CRIU breaks the protocol; no descriptor is left.
-    pub fn relay(
+    pub fn relay(&self, criu: &UnixStream, daemon: &UnixStream, command: u32) -> io::Result<()> {
+        let peer = socket_peercred(criu)?.pid.as_raw_nonzero().get();
+        let criu_pid = u32::try_from(peer).unwrap_or_default();
+        self.relay_from(criu_pid, criu, daemon, command)
+    }
+
+    fn relay_from(
         &self,
+        criu_pid: u32,
         mut criu: &UnixStream,
         mut daemon: &UnixStream,
         command: u32,
     ) -> io::Result<()> {
-        let peer = socket_peercred(criu)?.pid.as_raw_nonzero().get();
-        let criu_pid = u32::try_from(peer).unwrap_or_default();
-        self.kept.lock().criu = Some(ProcessHandle::open(criu_pid)?);
+        self.kept.lock().criu = Some(ConnectedCriu::open(criu_pid, criu)?);
         loop {
             let mut word = [0; 4];
             match criu.read_exact(&mut word) {
@@ -116,17 +147,40 @@ impl LazyKeeper {
         kept.processes.end(Duration::ZERO);
     }
 
-    /// Returns true if CRIU has come and ended.
-    pub fn has_criu_ended(&self) -> bool {
-        let kept = self.kept.lock();
-        kept.criu.as_ref().is_some_and(ProcessHandle::has_ended)
+    /// Ends CRIU, unless nobody comes before `is_relayed` returns true, as it does once [`relay`](Self::relay) has
+    /// returned. CRIU undoes its work when the processes end that it has handed over. It may not notice their end, and
+    /// wait for them for ever: it is killed `grace` after it has come.
+    pub fn end_criu(&self, is_relayed: &dyn Fn() -> bool, grace: Duration) {
+        let mut since = None;
+        loop {
+            let is_relayed = is_relayed();
+            match self.follow_criu() {
+                None if is_relayed => return,
+                None => {}
+                Some(has_ended) => {
+                    let since = *since.get_or_insert_with(Instant::now);
+                    if (is_relayed && has_ended) || since.elapsed() >= grace {
+                        break;
+                    }
+                }
+            }
+            thread::sleep(GRACE_TICK);
+        }
+        let Some(mut criu) = self.kept.lock().criu.take() else {
+            return;
+        };
+        // Processes that were not handed over yet have CRIU's end of the socket.
+        criu.tree.end(PATIENCE);
+        // What was handed over until now is still received.
+        let _ = criu.socket.shutdown(Shutdown::Both);
     }
 
-    /// Kills CRIU: it may not notice that the processes it restores were killed, and waits for them for ever.
-    pub fn kill_criu(&self) {
-        if let Some(criu) = &self.kept.lock().criu {
-            criu.kill();
-        }
+    /// Takes handles of CRIU's descendants. Returns true if CRIU has ended; `None` if it has not come.
+    fn follow_criu(&self) -> Option<bool> {
+        let mut kept = self.kept.lock();
+        let criu = kept.criu.as_mut()?;
+        criu.tree.add_descendants();
+        Some(criu.process.has_ended())
     }
 
     /// Kills all processes. Returns the number of those that have not ended within 30 s.
@@ -176,5 +230,63 @@ impl Kept {
         let process = ProcessHandle::open(found).ok()?;
         // The pid may have passed to another process before it was opened.
         (processes::innermost_pid(found) == Some(pid)).then_some(process)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader};
+    use std::process::{Command, Stdio};
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_criu_that_comes_late_is_ended_with_those_that_hold_its_socket() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (daemon, _) = UnixStream::pair().unwrap();
+        // That of a process that is not found.
+        let held = theirs.try_clone().unwrap();
+        // It restores a process, hands nothing over, and waits for ever.
+        let mut criu = Command::new("sh")
+            .args(["-c", "exec 3<&0; sleep 600 <&3 & echo $!; wait"])
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut told = BufReader::new(criu.stdout.take().unwrap());
+        let mut line = String::new();
+        told.read_line(&mut line).unwrap();
+        let restored = ProcessHandle::open(line.trim().parse().unwrap()).unwrap();
+
+        let keeper = LazyKeeper::default();
+        let (connects, connected) = mpsc::channel();
+        let (returns, returned) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            let (keeper, pid) = (&keeper, criu.id());
+            let relaying = scope.spawn(move || {
+                connected.recv().unwrap();
+                keeper.relay_from(pid, &ours, &daemon, std::process::id())
+            });
+            scope.spawn(move || {
+                let has_returned = returned.recv_timeout(PATIENCE).is_ok();
+                let has_ended = restored.has_ended();
+                // Otherwise a failure of this test would have no end.
+                drop(held);
+                restored.kill();
+                assert!(has_returned && has_ended);
+            });
+            keeper.begin_end();
+            assert!(!keeper.has_criu());
+            // CRIU comes after this was found out.
+            let is_relayed = || {
+                let _ = connects.send(());
+                relaying.is_finished()
+            };
+            keeper.end_criu(&is_relayed, Duration::ZERO);
+            relaying.join().unwrap().unwrap();
+            returns.send(()).unwrap();
+        });
+        criu.wait().unwrap();
     }
 }

@@ -15,6 +15,7 @@
 
 mod error;
 mod keeper;
+mod keeping;
 mod missing;
 mod tasks;
 mod touched;
@@ -32,6 +33,7 @@ use rustix::event::{Timespec, epoll};
 
 pub use error::LazyError;
 pub use keeper::LazyKeeper;
+pub use keeping::keep;
 pub use touched::{TouchedPage, TouchedPages};
 
 use self::tasks::{Shared, Task, TaskId, WAKE};
