@@ -53,7 +53,7 @@ pub enum CaptureError {
         /// Name of the image, as CRIU sent it.
         name: String,
     },
-    /// What comes with a name is no pipe.
+    /// The descriptor that comes with a name is no pipe.
     #[error("the image {name} comes without a pipe")]
     NoPipe {
         /// Name of the image, as CRIU sent it.
