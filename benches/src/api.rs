@@ -5,13 +5,14 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use permafrost_api_types::activity::ActivityAnswer;
 use permafrost_api_types::events::ApiEvent;
 use permafrost_api_types::figures::StartFigures;
 use permafrost_api_types::nodes::NodeClass;
 use permafrost_api_types::reserve::{Reservation, ReserveRequest};
 use permafrost_http_api::caller::Caller;
-use permafrost_http_api::source::{NodeEntry, QueueLength, Refusal, Source};
-use permafrost_protocol::control::Checkpoint;
+use permafrost_http_api::source::{Activity, NodeEntry, QueueLength, Refusal, Source};
+use permafrost_protocol::control::{Checkpoint, CheckpointContents, request};
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::NodeFigures;
 use permafrost_scheduling::estimator::SizedRates;
@@ -115,6 +116,19 @@ impl Source for Simulated {
             ..Checkpoint::default()
         };
         Ok((0..self.jobs).map(checkpoint).collect())
+    }
+
+    fn activity(&self) -> Activity {
+        Activity {
+            told: ActivityAnswer {
+                answered_by: self.own_name(),
+                ..ActivityAnswer::default()
+            },
+        }
+    }
+
+    fn contents(&self, _of: &request::Describe) -> Result<CheckpointContents, Refusal> {
+        Err(unsimulated())
     }
 
     fn predict(

@@ -34,7 +34,7 @@ pub fn run() -> Bytes {
 /// If the socket cannot be opened, or the identity is not a node's.
 #[must_use]
 pub fn receiver(bind: SocketAddr, identity: &ReloadingIdentity, options: &PeerOptions) -> Endpoint {
-    let mut config = identity.quic_server_config().expect("server");
+    let mut config = identity.quic_server_config(options.wire).expect("server");
     config.transport_config(options.transport());
     quic_endpoint(bind, Some(config), options).expect("bind")
 }

@@ -5,6 +5,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::framing::decode;
+use permafrost_protocol::versions::{self, Interface, SpokenVersions};
 use permafrost_protocol::wire::conversation::{
     ConversationOutcome, DumpClient, DumpServer, QUEUED_FRAMES, ReceiverLimits, check_hello,
     check_request,
@@ -15,7 +16,24 @@ use permafrost_protocol::wire::message::{Commit, Hello, Reply, Request, reply, r
 /// Checks all properties of the wire.
 pub fn check(input: &[u8]) {
     if let Ok(Some((hello, len))) = decode::<Hello>(input) {
-        let _ = check_hello(&hello);
+        for version in [1, 2, hello.version] {
+            let _ = check_hello(&hello, version);
+        }
+        // What a peer says of itself agrees with what a node says, or is refused with words.
+        if let Some(versions) = &hello.versions
+            && versions.check().is_ok()
+        {
+            let (own, theirs) = (("own", versions::own()), ("theirs", versions));
+            for interface in Interface::ALL {
+                match SpokenVersions::common(interface, own, theirs) {
+                    Ok(version) => assert!(
+                        own.1.of(interface).contains(version)
+                            && theirs.1.of(interface).contains(version)
+                    ),
+                    Err(refused) => assert!(!refused.to_string().is_empty()),
+                }
+            }
+        }
         if let Ok(Some((request, _))) = decode::<Request>(&input[len..]) {
             let _ = check_request(&request);
         }

@@ -280,9 +280,10 @@ fn wire() -> Seeds {
     ];
     use permafrost_protocol::wire::message::{Hello, Reply, Request, reply, request};
     let hello = Hello {
-        version: 1,
+        version: 2,
         name: "n1".into(),
         region: String::new(),
+        versions: Some(permafrost_protocol::versions::SpokenVersions::built()),
     };
     let ping = Request {
         body: Some(request::Body::Ping(request::Ping {})),

@@ -6,6 +6,7 @@
 
 use crate::control::{self, ErrorCode, ReportedError, request as local};
 use crate::manifest::{CheckpointRef, CheckpointRefError, JobName, JobNameError};
+use crate::versions;
 use crate::wire::message::request as wire;
 
 /// Effect of a request, with the job that it concerns. Job names in it are valid.
@@ -101,9 +102,17 @@ pub enum RequestError {
         /// The first characters of the namespace.
         namespace: String,
     },
+    /// Two checkpoints that are to be compared are not of one job.
+    #[error("{name:?} and {other:?} are not of one job")]
+    OtherJob {
+        /// The first characters of the one's name.
+        name: String,
+        /// The first characters of the other's name.
+        other: String,
+    },
     /// The control request has another version, or no body that is known.
-    #[error("a control request of another version")]
-    Version,
+    #[error(transparent)]
+    Unknown(#[from] control::UnknownRequest),
 }
 
 impl ReportedError for RequestError {
@@ -116,14 +125,30 @@ impl ReportedError for RequestError {
             Self::Job { .. } | Self::Namespace { .. } => {
                 "use letters, digits and . _ : / + - (at most 200 bytes, no leading . - /)"
             }
+            Self::OtherJob { .. } => "compare two generations of a job: `permafrost ls` lists them",
             Self::OtherNamespace { .. } => "leave the namespace out: the job's name has it",
             Self::Checkpoint { .. } => "name one as JOB or JOB@GENERATION",
-            Self::Version => "use the same version of Permafrost everywhere",
+            Self::Unknown(unknown) => unknown.hint(),
         }
     }
 }
 
 impl Access {
+    /// Returns true if a request with this access can be made twice with the effect of one: nothing is opened, removed
+    /// or counted. A request that may have arrived is repeated only then.
+    #[must_use]
+    pub const fn is_repeatable(&self) -> bool {
+        matches!(
+            self,
+            Self::Read(_)
+                | Self::ReadVisible
+                | Self::ReadById { .. }
+                | Self::Inspect
+                | Self::Replicate
+                | Self::Ping
+        )
+    }
+
     /// Returns the access that a control request needs.
     ///
     /// # Errors
@@ -136,6 +161,7 @@ impl Access {
             Body::Seal(seal) => Self::Seal {
                 session: seal.session.clone(),
             },
+            Body::TakeSpace(_) | Body::EndPages(_) => Self::Pages,
             Body::Abort(abort) => Self::Discard {
                 session: abort.session.clone(),
             },
@@ -143,6 +169,7 @@ impl Access {
             Body::List(list) if list.job.is_empty() => Self::ReadVisible,
             Body::List(list) => Self::Read(job(&list.job)?),
             Body::Show(show) => Self::Read(checkpoint(&show.checkpoint)?.job),
+            Body::Describe(contents) => compared(contents)?,
             Body::Remove(remove) if remove.all_generations => {
                 Self::Delete(job(&remove.checkpoint)?)
             }
@@ -173,7 +200,11 @@ impl Access {
             Body::Media(media) if media.action == "ls" => Self::Inspect,
             Body::Media(_) | Body::Keys(_) => Self::Operate,
             // A dry run reads every map, so it needs the same right.
-            Body::SetNode(_) | Body::Rebuild(_) | Body::Deny(_) | Body::Gc(_) => Self::Operate,
+            Body::SetNode(_)
+            | Body::Rebuild(_)
+            | Body::SetLevel(_)
+            | Body::Deny(_)
+            | Body::Gc(_) => Self::Operate,
             Body::Status(_) | Body::Nodes(_) => Self::Inspect,
             Body::Reserve(reserve) => Self::Reserve {
                 namespace: match reserve.namespace.as_str() {
@@ -195,10 +226,9 @@ impl Access {
         Ok(match body {
             Body::Dump(dump) => Self::of_dump(dump)?,
             Body::Fetch(fetch) => Self::of_fetch(fetch)?,
-            Body::Control(request) => match &request.body {
-                Some(body) if request.version == control::VERSION => Self::of_control(body)?,
-                _ => return Err(RequestError::Version),
-            },
+            Body::Control(request) => {
+                Self::of_control(request.known("the node", versions::own())?)?
+            }
             Body::Publish(_)
             | Body::Rollback(_)
             | Body::Inventory(_)
@@ -263,6 +293,18 @@ fn pruned(prune: &local::Prune) -> Result<Access, RequestError> {
     })
 }
 
+/// Returns the access that a comparison needs: of one job, so that no pages are told from those of another.
+fn compared(contents: &local::Describe) -> Result<Access, RequestError> {
+    let job = checkpoint(&contents.checkpoint)?.job;
+    if !contents.before.is_empty() && checkpoint(&contents.before)?.job != job {
+        return Err(RequestError::OtherJob {
+            name: shortened(&contents.checkpoint),
+            other: shortened(&contents.before),
+        });
+    }
+    Ok(Access::Read(job))
+}
+
 fn adopted(adopt: &local::Adopt) -> Result<Access, RequestError> {
     Ok(Access::Adopt {
         session: adopt.session.clone(),
@@ -310,6 +352,25 @@ fn shortened(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_checkpoints_of_one_job_are_compared() {
+        let access = |checkpoint: &str, before: &str| {
+            compared(&local::Describe {
+                checkpoint: checkpoint.to_owned(),
+                before: before.to_owned(),
+                ..local::Describe::default()
+            })
+        };
+        let job: JobName = "a/job".parse().unwrap();
+        assert_eq!(access("a/job@2", "a/job@1"), Ok(Access::Read(job.clone())));
+        assert_eq!(access("a/job", ""), Ok(Access::Read(job)));
+        for (one, other) in [("a/job@2", "b/job@1"), ("a/job", "a/other")] {
+            let refused = access(one, other);
+            assert!(matches!(refused, Err(RequestError::OtherJob { .. })));
+        }
+        assert!(access("a/job@2", "a//b").is_err() && access("", "a/job").is_err());
+    }
 
     #[test]
     fn applying_rules_needs_the_rights_of_removing() {

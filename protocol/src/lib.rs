@@ -16,4 +16,5 @@ pub mod manifest;
 pub mod pageserver;
 pub mod session;
 pub mod streamer;
+pub mod versions;
 pub mod wire;

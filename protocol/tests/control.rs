@@ -3,8 +3,8 @@
 use permafrost_protocol::control::framing::{LENGTH_BYTES, MessageError, decode, encode, length};
 use permafrost_protocol::control::{
     Checkpoint, Checkpoints, ClusterStatus, Detail, Done, Error, Exported, MAX_MESSAGE_BYTES,
-    Progress, QueueStatus, Reply, Request, Reserved, ServerStatus, SessionOpened, VERSION,
-    Verified, Waiting, reply, request,
+    Progress, QueueStatus, Reply, Request, Reserved, ServerStatus, SessionOpened, Verified,
+    Waiting, reply, request,
 };
 use proptest::prelude::*;
 
@@ -23,7 +23,10 @@ fn requests() -> Vec<Request> {
             ..Default::default()
         }),
         Body::Seal(request::Seal { session: text() }),
-        Body::Abort(request::Abort { session: text() }),
+        Body::Abort(request::Abort {
+            session: text(),
+            freeze_limit_reached: true,
+        }),
         Body::Adopt(request::Adopt {
             session: text(),
             job: text(),
@@ -74,6 +77,7 @@ fn requests() -> Vec<Request> {
             checkpoint: text(),
             restored: true,
             elapsed_us: 9,
+            lazy: true,
         }),
         Body::Import(request::Import {
             job: text(),
@@ -85,7 +89,7 @@ fn requests() -> Vec<Request> {
     bodies
         .into_iter()
         .map(|body| Request {
-            version: VERSION,
+            version: 1,
             body: Some(body),
         })
         .collect()

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use permafrost_protocol::control::{
-    self, ErrorCode, MAX_MESSAGE_BYTES, Reply, Request, reply, request,
-};
+use permafrost_protocol::control::{ErrorCode, MAX_MESSAGE_BYTES, Reply, Request, reply, request};
 use permafrost_protocol::images::{
     COMMON_MAGIC, FILES_MAGIC, FIRST_SERVED_PAGES_ID, IMAGES_V1_1, INVENTORY_MAGIC, MM_MAGIC,
     PAGEMAP_MAGIC, PSTREE_MAGIC, PagemapEntry, PagemapWriter, SERVICE_MAGIC, STATS_MAGIC,
@@ -13,6 +11,7 @@ use permafrost_protocol::manifest::{self, MAX_JOB_NAME_BYTES};
 use permafrost_protocol::pageserver::{
     Dialect, Frame, MAX_ADDRESS, MAX_SPACES, PE_LAZY, PE_PARENT, PE_PRESENT, command,
 };
+use permafrost_protocol::versions::Interface;
 use permafrost_protocol::wire::frame::{
     HEADER_BYTES, Kind, MAX_IMAGE_BYTES, MAX_PAGES, MAX_PAYLOAD_BYTES, PREAMBLE_BYTES,
 };
@@ -155,11 +154,17 @@ fn limits() {
         format!("more than {MAX_SPACES} spaces"),
         format!("ends beyond 2^{}", MAX_ADDRESS.trailing_zeros()),
         format!("at most {MAX_MESSAGE_BYTES}:"),
-        format!("the version, {}.", control::VERSION),
+        format!(
+            "speaks versions {} of the control protocol",
+            Interface::Control.built()
+        ),
         format!("1 to {MAX_JOB_NAME_BYTES} bytes"),
         format!("from {FIRST_SERVED_PAGES_ID}, so"),
         format!("Images version {IMAGES_V1_1} "),
-        format!("| control protocol | {} |", control::VERSION),
+        format!(
+            "| control protocol | {} |",
+            Interface::Control.built().newest
+        ),
         format!("| manifest (docs/format.md) | {} |", manifest::VERSION),
     ] {
         assert!(DOC.contains(&text), "{text:?} is not in the document");
@@ -208,6 +213,7 @@ fn requests_and_replies() {
         ("Adopt", Q::Adopt(Default::default())),
         ("List", Q::List(Default::default())),
         ("Show", Q::Show(Default::default())),
+        ("Describe", Q::Describe(Default::default())),
         ("Remove", Q::Remove(Default::default())),
         ("Pin", Q::Pin(Default::default())),
         ("Verify", Q::Verify(Default::default())),
@@ -217,9 +223,12 @@ fn requests_and_replies() {
         ("Stream", Q::Stream(Default::default())),
         ("Lend", Q::Lend(Default::default())),
         ("Thaw", Q::Thaw(Default::default())),
+        ("TakeSpace", Q::TakeSpace(Default::default())),
+        ("EndPages", Q::EndPages(Default::default())),
         ("Nodes", Q::Nodes(Default::default())),
         ("SetNode", Q::SetNode(Default::default())),
         ("Rebuild", Q::Rebuild(Default::default())),
+        ("SetLevel", Q::SetLevel(Default::default())),
         ("Scrub", Q::Scrub(Default::default())),
         ("Gc", Q::Gc(Default::default())),
         ("SetRetention", Q::SetRetention(Default::default())),
@@ -257,6 +266,7 @@ fn requests_and_replies() {
         ("RegionMedia", R::RegionMedia(Default::default())),
         ("KeyList", R::KeyList(Default::default())),
         ("Denials", R::Denials(Default::default())),
+        ("Contents", R::Contents(Default::default())),
     ];
     // A message with nothing but the body begins with the body's key.
     let tag = |encoded: Vec<u8>| {
@@ -372,9 +382,9 @@ fn frames_between_nodes() {
         format!("a preamble of\n{PREAMBLE_BYTES} bytes"),
         format!("| 1 to {MAX_PAGES} |"),
         format!("its payload and {FRAME_COST_BYTES} bytes"),
-        format!("ALPN is `{}`", String::from_utf8_lossy(wire::ALPN)),
-        format!("Hello says version {};", wire::VERSION),
-        format!("| between nodes | {} |", wire::VERSION),
+        format!("`{0}/1` and `{0}/2`", wire::ALPN),
+        format!("speaks versions {} of the wire", Interface::Wire.built()),
+        format!("| between nodes | {} |", Interface::Wire.built().newest),
     ] {
         assert!(DOC.contains(&text), "{text:?} is not in the document");
     }

@@ -9,24 +9,16 @@
 
 pub mod bigc;
 pub mod cost;
-pub mod estimator;
-pub mod figure;
 pub mod place;
+pub mod policy;
 pub mod preempt;
-pub mod queue;
 pub mod resume;
 pub mod sensitivity;
-pub mod size;
 
 pub use permafrost_api_types::quantity;
+pub use permafrost_estimates::{NodeId, estimator, figure, size};
+pub use permafrost_queues as queue;
 use serde::{Deserialize, Serialize};
-
-/// A node, numbered by the caller.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(transparent)]
-pub struct NodeId(pub u32);
 
 /// A task, numbered by the caller.
 #[derive(

@@ -1,7 +1,7 @@
 //! Properties that hold for all figures: monotony, the adaptive choice against its own alternatives, and that no
 //! input panics or yields NaN.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use permafrost_scheduling::cost::{
     Copies, MissingPages, NodeFigures, PreemptionMechanism, Replica, SwapFigures, TaskCost,
@@ -13,6 +13,7 @@ use permafrost_scheduling::estimator::{
 use permafrost_scheduling::figure::{Estimate, Figure, What};
 use permafrost_scheduling::preempt::{
     By, Candidate, CandidateVictim, Decision, Site, Terms, algorithm_1, choose, options, plan,
+    together,
 };
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Moment, Ratio, Seconds};
 use permafrost_scheduling::{NodeId, TaskId};
@@ -67,12 +68,14 @@ prop_compose! {
         compare in figure(rate()),
         read in figure(rate()),
         recall in figure(rate()),
+        lazy in figure(rate()),
         write_queue in figure(bytes()),
         read_queue in figure(bytes()),
         write_drain in figure(rate()),
         read_drain in figure(rate()),
         dump_start in figure(seconds()),
         restore_start in figure(seconds()),
+        lazy_start in figure(seconds()),
     ) -> NodeFigures {
         NodeFigures {
             node: NodeId(1),
@@ -80,12 +83,14 @@ prop_compose! {
             compare: SizedRates::uniform(compare),
             read: SizedRates::uniform(read),
             recall: SizedRates::uniform(recall),
+            lazy: SizedRates::uniform(lazy),
             write_queue,
             read_queue,
             write_drain,
             read_drain,
             dump_start,
             restore_start,
+            lazy_start,
         }
     }
 }
@@ -282,6 +287,47 @@ proptest! {
                 prop_assert!(choice.cost.delay().p95 <= longest);
             }
         }
+    }
+
+    /// Checks plans of tasks and sites of which anything may be unknown.
+    #[test]
+    fn a_plan_takes_no_task_twice_and_frees_what_it_says(
+        tasks in prop::collection::vec((task().boxed(), 0_u32..3), 0..12).boxed(),
+        sites in (site().boxed(), site().boxed()),
+        terms in terms(),
+        wanted in (0_u64..5_000, 0_u64..1 << 36),
+    ) {
+        let wanted = TaskResources { cpu_millis: wanted.0, memory: Bytes::new(wanted.1) };
+        let candidates: Vec<Candidate> = (0..).zip(&tasks).map(|(id, (task, node))| {
+            // Holds that can be added up.
+            let holds = TaskResources {
+                cpu_millis: task.holds.cpu_millis % 2_000,
+                memory: Bytes::new(task.holds.memory.count() % (1 << 34)),
+            };
+            Candidate { node: NodeId(*node), task: TaskFigures { id: TaskId(id), holds, ..*task } }
+        }).collect();
+        let sites = BTreeMap::from([(NodeId(0), sites.0.site()), (NodeId(1), sites.1.site())]);
+        let plan = plan(wanted, &candidates, &sites, &terms);
+        let holds = |task: TaskId| candidates[usize::try_from(task.0).unwrap()].task.holds;
+        let sum = |victims: &mut dyn Iterator<Item = TaskResources>| {
+            victims.fold(TaskResources::ZERO, |sum, one| sum.plus(one))
+        };
+        prop_assert_eq!(sum(&mut plan.victims.iter().map(|victim| victim.frees)), plan.frees);
+        prop_assert_eq!(plan.lacking, wanted.less(plan.frees));
+        let mut seen = BTreeSet::new();
+        for victim in &plan.victims {
+            prop_assert!(seen.insert(victim.task), "{:?} twice", victim.task);
+            prop_assert!(holds(victim.task).covers(victim.frees));
+            if victim.choice.mechanism != PreemptionMechanism::SuspendInMemory {
+                prop_assert_eq!(victim.frees, holds(victim.task));
+            }
+        }
+        prop_assert!(plan.unknown_node.iter().all(|task| candidates[usize::try_from(task.0).unwrap()].node == NodeId(2)));
+        let all = together(&candidates, &sites, &terms);
+        prop_assert_eq!(
+            all.victims.len() + all.undecided.len() + all.unknown_node.len(),
+            candidates.len()
+        );
     }
 
     /// Compares the refinement with Algorithm 1 where only a kill and a full dump have costs.

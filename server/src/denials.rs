@@ -62,7 +62,11 @@ impl DenialLists {
     /// Denies on this node first, so that the certificates are refused here whether or not the registry answers.
     fn deny(&self, denials: &[Denial]) -> Result<usize, StoreError> {
         let added = self.identity.deny(denials).map_err(refused)?;
-        tracing::warn!(entries = words(denials), "certificates are denied");
+        tracing::warn!(
+            event = "certificates-denied",
+            entries = words(denials),
+            "certificates are denied"
+        );
         let Some(registry) = &self.registry else {
             return Ok(added);
         };
@@ -83,6 +87,7 @@ impl DenialLists {
         }
         let taken = self.identity.undeny(denials).map_err(refused)?;
         tracing::warn!(
+            event = "denials-taken-back",
             entries = words(denials),
             "denials are taken back on this node"
         );
@@ -115,19 +120,23 @@ impl DenialLists {
             let parsed = entry.parse::<Denial>();
             parsed
                 .inspect_err(
-                    |error| tracing::warn!(%error, "a line of the cluster's list is skipped"),
+                    |error| tracing::warn!(event = "denial-line-skipped", %error, "a line of the cluster's list is skipped"),
                 )
                 .ok()
         });
         match self.identity.deny(&denials.collect::<Vec<_>>()) {
             Ok(added) => {
                 if added > 0 {
-                    tracing::warn!(added, "certificates are denied, as the cluster says");
+                    tracing::warn!(
+                        event = "certificates-denied-by-cluster",
+                        added,
+                        "certificates are denied, as the cluster says"
+                    );
                 }
                 *heard = (list.data.clone(), list.revision);
             }
             Err(error) => {
-                tracing::error!(%error, "the cluster's list of denied certificates is not used")
+                tracing::error!(event = "cluster-denials-not-used", %error, "the cluster's list of denied certificates is not used")
             }
         }
     }

@@ -7,6 +7,5 @@ pub mod daemon;
 pub mod denials;
 mod error;
 mod members;
-pub mod metrics;
 pub mod offline;
 pub mod peers;

@@ -1,7 +1,8 @@
-//! Paths of the binaries under test.
+//! Paths of the binaries under test, and programs of packages that are unpacked and not installed.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail};
@@ -10,6 +11,19 @@ use anyhow::{Context, Result, bail};
 pub const BIN_DIR: &str = "PERMAFROST_BIN_DIR";
 
 static CHOSEN: OnceLock<PathBuf> = OnceLock::new();
+
+/// Returns a command for a program of Debian packages that are unpacked at `root`, with their libraries.
+#[must_use]
+pub fn unpacked(root: &Path, program: &str) -> Command {
+    let architecture = format!("{}-linux-gnu", std::env::consts::ARCH);
+    let libraries = ["usr/lib", "lib"].map(|lib| {
+        let lib = root.join(lib).join(&architecture);
+        lib.display().to_string()
+    });
+    let mut command = Command::new(root.join(program));
+    command.env("LD_LIBRARY_PATH", libraries.join(":"));
+    command
+}
 
 /// Sets the directory for the rest of this process. Must be called before any binary is looked up.
 ///

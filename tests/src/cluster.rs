@@ -128,9 +128,23 @@ impl Cluster {
         Ok(out)
     }
 
+    /// Stops a node as an operator does, and starts it with other options, with the data it had.
+    ///
+    /// # Errors
+    /// It does not end with success, or does not start: then it does not run.
+    pub fn replace(&mut self, index: usize, change: impl Fn(&mut Options)) -> Result<()> {
+        self.stop(index)?;
+        self.nodes[index] = Some(self.start_as(index, change)?);
+        Ok(())
+    }
+
     fn start_node(&self, index: usize) -> Result<Daemon> {
+        self.start_as(index, |options| (self.setup.adjust)(index, options))
+    }
+
+    fn start_as(&self, index: usize, change: impl Fn(&mut Options)) -> Result<Daemon> {
         let mut options = self.node_options(index, &name(index));
-        (self.setup.adjust)(index, &mut options);
+        change(&mut options);
         Daemon::start(&self.path(&name(index))?, &options)
     }
 
@@ -290,7 +304,18 @@ impl Cluster {
     /// It does not within a minute.
     pub fn wait_whole(&self, live: usize) -> Result<()> {
         let asked = self.nodes.iter().flatten().next();
-        let asked = asked.context("no node runs")?;
+        Self::wait_seen_by(asked.context("no node runs")?, live)
+    }
+
+    /// Waits until every node that runs sees so many nodes alive.
+    ///
+    /// # Errors
+    /// They do not within a minute.
+    pub fn wait_whole_everywhere(&self, live: usize) -> Result<()> {
+        (self.nodes.iter().flatten()).try_for_each(|asked| Self::wait_seen_by(asked, live))
+    }
+
+    fn wait_seen_by(asked: &Daemon, live: usize) -> Result<()> {
         process::wait_for(
             "the nodes to see each other",
             Duration::from_secs(60),

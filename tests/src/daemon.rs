@@ -1,7 +1,8 @@
 //! A `permafrostd` for one test, and the `permafrost` command pointed at it.
 
 use std::ffi::OsStr;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -37,6 +38,16 @@ pub struct Options {
     /// Command that starts `permafrostd` and the `permafrost` pointed at it, for example one that enters a network
     /// namespace. It must become the program (`exec`), not be its parent. Default: none.
     pub prefix: Vec<String>,
+    /// Directory of the programs. Default: that of [`binaries::dir`].
+    pub programs: Option<PathBuf>,
+}
+
+impl Options {
+    /// Sets an environment variable of `permafrostd` and of the `permafrost` pointed at it.
+    pub fn env(&mut self, name: &str, value: &str) {
+        self.prefix.push("env".to_owned());
+        self.prefix.push(format!("{name}={value}"));
+    }
 }
 
 impl Default for Options {
@@ -48,7 +59,16 @@ impl Default for Options {
             listen: "127.0.0.1:0".to_owned(),
             extra: Vec::new(),
             prefix: Vec::new(),
+            programs: None,
         }
+    }
+}
+
+/// Returns the path of a program in a directory, or of the one under test.
+fn program(programs: Option<&Path>, name: &str) -> Result<PathBuf> {
+    match programs {
+        Some(dir) => Ok(dir.join(name)),
+        None => binaries::path(name),
     }
 }
 
@@ -72,6 +92,7 @@ pub struct Daemon {
     metrics: String,
     api: String,
     prefix: Vec<String>,
+    programs: Option<PathBuf>,
 }
 
 impl Daemon {
@@ -81,7 +102,8 @@ impl Daemon {
     /// # Errors
     /// Fails with the end of its log when it does not get ready within 30 s.
     pub fn start(dir: &Path, options: &Options) -> Result<Self> {
-        let mut command = prefixed(&options.prefix, &binaries::path("permafrostd")?);
+        let programs = options.programs.as_deref();
+        let mut command = prefixed(&options.prefix, &program(programs, "permafrostd")?);
         command
             .arg("--data-dir")
             .arg(dir.join("data"))
@@ -107,7 +129,9 @@ impl Daemon {
             command.arg("--probe-period=off");
         }
         command.args(&options.extra);
-        Self::await_ready(dir, command, &options.prefix, "permafrostd ready:")
+        let mut daemon = Self::await_ready(dir, command, &options.prefix, "permafrostd ready:")?;
+        daemon.programs.clone_from(&options.programs);
+        Ok(daemon)
     }
 
     /// Starts `permafrost agent` in the same way: its sockets in `dir/run`, its log in `dir/permafrostd.log`.
@@ -171,6 +195,7 @@ impl Daemon {
             metrics: String::new(),
             api: String::new(),
             prefix: prefix.to_vec(),
+            programs: None,
         };
         loop {
             match receive.recv_timeout(Duration::from_secs(30)) {
@@ -226,6 +251,32 @@ impl Daemon {
         &self.metrics
     }
 
+    /// Returns the metrics that the daemon serves, in the text form of Prometheus, behind the head of the answer.
+    ///
+    /// # Errors
+    /// The daemon serves none, or does not answer.
+    pub fn scrape(&self) -> Result<String> {
+        let mut stream = TcpStream::connect(&self.metrics).context("connect to the metrics")?;
+        write!(stream, "GET /metrics HTTP/1.0\r\n\r\n").context("ask for the metrics")?;
+        let mut answer = String::new();
+        stream
+            .read_to_string(&mut answer)
+            .context("read the metrics")?;
+        Ok(answer)
+    }
+
+    /// Returns a counter of the daemon's metrics, by its name and labels.
+    ///
+    /// # Errors
+    /// The errors of [`scrape`](Self::scrape), and there is no such counter.
+    pub fn counter(&self, name: &str) -> Result<u64> {
+        let answer = self.scrape()?;
+        let mut lines = answer.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = value.with_context(|| format!("no {name} in {answer}"))?;
+        value.parse().with_context(|| format!("read {name}"))
+    }
+
     /// Returns the TCP address on which the daemon serves the HTTP API, `address:port`, or `none`.
     #[must_use]
     pub fn api(&self) -> &str {
@@ -243,7 +294,8 @@ impl Daemon {
     /// # Errors
     /// Fails when the binary is not there.
     pub fn command(&self) -> Result<Command> {
-        let mut command = prefixed(&self.prefix, &binaries::path("permafrost")?);
+        let permafrost = program(self.programs.as_deref(), "permafrost")?;
+        let mut command = prefixed(&self.prefix, &permafrost);
         command
             .arg("--socket")
             .arg(self.control())

@@ -28,23 +28,28 @@ const READY: Duration = Duration::from_secs(60);
 /// # Errors
 /// Says of each candidate why not.
 pub fn find() -> Result<PathBuf, String> {
-    static FOUND: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    FOUND
-        .get_or_init(|| {
-            let candidates = match std::env::var_os(ETCD) {
-                Some(path) => vec![path.into()],
-                None => vec![PathBuf::from("etcd"), fetched()],
-            };
-            let mut reasons = Vec::new();
-            for candidate in candidates {
-                match check(&candidate) {
-                    Ok(()) => return Ok(candidate),
-                    Err(why) => reasons.push(format!("{}: {why}", candidate.display())),
-                }
-            }
-            Err(reasons.join("; "))
-        })
-        .clone()
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(found) = FOUND.get() {
+        return Ok(found.clone());
+    }
+    // What is not there may be fetched meanwhile.
+    let found = look_for()?;
+    Ok(FOUND.get_or_init(|| found).clone())
+}
+
+fn look_for() -> Result<PathBuf, String> {
+    let candidates = match std::env::var_os(ETCD) {
+        Some(path) => vec![path.into()],
+        None => vec![PathBuf::from("etcd"), fetched()],
+    };
+    let mut reasons = Vec::new();
+    for candidate in candidates {
+        match check(&candidate) {
+            Ok(()) => return Ok(candidate),
+            Err(why) => reasons.push(format!("{}: {why}", candidate.display())),
+        }
+    }
+    Err(reasons.join("; "))
 }
 
 /// Returns the path at which `cargo xtask` puts the script that starts the etcd it fetched.

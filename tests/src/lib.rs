@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod binaries;
+pub mod browser;
 pub mod cluster;
 pub mod contents;
 pub mod criu;
@@ -13,6 +14,7 @@ pub mod faketime;
 pub mod net;
 pub mod podman;
 pub mod process;
+pub mod promtool;
 pub mod random;
 pub mod runc;
 pub mod s3;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{DirBuilderExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Resource, getrlimit};
 
 use crate::criu::Criu;
-use crate::runc;
+use crate::{binaries, runc};
 
 /// Environment variable that turns a skipped test into a failed one.
 pub const REQUIRE_PODMAN: &str = "PERMAFROST_REQUIRE_PODMAN";
@@ -21,6 +21,9 @@ pub const PACKAGES: [&str; 2] = ["podman", "conmon"];
 
 /// Time limit for the end of conmon behind its container.
 const CONMON_ENDS: Duration = Duration::from_secs(5);
+
+/// Time within which a command in a container has to work.
+const EXEC_WORKS: Duration = Duration::from_secs(60);
 
 /// Image of the containers.
 const IMAGE: &str = "localhost/counter";
@@ -69,17 +72,8 @@ pub fn for_test(test: &str) -> bool {
 }
 
 fn command() -> Command {
-    let root = root();
-    let libraries = ["usr/lib", "lib"].map(|lib| {
-        let lib = root
-            .join(lib)
-            .join(format!("{}-linux-gnu", std::env::consts::ARCH));
-        lib.display().to_string()
-    });
-    let mut command = Command::new(root.join("usr/bin/podman"));
-    command
-        .env("LD_LIBRARY_PATH", libraries.join(":"))
-        .stdin(Stdio::null());
+    let mut command = binaries::unpacked(&root(), "usr/bin/podman");
+    command.stdin(Stdio::null());
     command
 }
 
@@ -91,7 +85,11 @@ fn process_limit() -> String {
     format!("nproc={most}:{most}")
 }
 
-/// A podman whose containers and cgroups are removed when it is dropped.
+/// Begin of the names of directories and cgroups; the pid of the test that owns them follows.
+const PREFIX: &str = "permafrost-podman-";
+
+/// A podman whose containers, cgroups and storage are removed when it is dropped. What a killed test has left is removed
+/// by the next one.
 #[derive(Debug)]
 pub struct Podman {
     dir: PathBuf,
@@ -101,18 +99,38 @@ pub struct Podman {
 }
 
 impl Podman {
-    /// Prepares storage, configuration and an image with busybox under `dir`, an empty directory with a short path.
+    /// Prepares storage, configuration and an image with busybox in a directory of its own. A process may have one.
     ///
     /// # Errors
     /// Fails with podman's own words.
-    pub fn new(dir: &Path, criu: &Criu) -> Result<Self> {
+    pub fn new(criu: &Criu) -> Result<Self> {
+        let podman = Self::empty()?;
+        symlink(&criu.path, podman.dir.join("bin/criu")).context("link CRIU")?;
+        podman.import_image()?;
+        Ok(podman)
+    }
+
+    /// Prepares storage and configuration in a directory of its own, without CRIU and without an image. A process may
+    /// have one.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn empty() -> Result<Self> {
+        let parent = std::env::temp_dir();
+        remove_left(&parent);
+        let podman = Self::of(&parent, std::process::id());
+        // podman wants short paths.
+        let dir = &podman.dir;
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(dir)
+            .with_context(|| format!("create {}", dir.display()))?;
         // podman and runc take CRIU from PATH.
         let bin = dir.join("bin");
         let home = dir.join("home/.config/containers");
         for made in [&bin, &home] {
             fs::create_dir_all(made).with_context(|| format!("create {}", made.display()))?;
         }
-        symlink(&criu.path, bin.join("criu")).context("link CRIU")?;
         let policy = r#"{"default": [{"type": "insecureAcceptAnything"}]}"#;
         fs::write(home.join("policy.json"), policy).context("write the policy")?;
         // Locks in shared memory would be those of every podman of the machine.
@@ -130,16 +148,83 @@ impl Podman {
             dir.join("graph").display(),
         );
         fs::write(dir.join("storage.conf"), storage).context("write the configuration")?;
-        let mut path = bin.into_os_string();
+        Ok(podman)
+    }
+
+    /// Loads an image from a tar.
+    ///
+    /// # Errors
+    /// Fails with podman's own words.
+    pub fn load(&self, archive: &Path) -> Result<()> {
+        let archive = archive.to_str().context("a path is not UTF-8")?;
+        self.run(&["load", "--quiet", "--input", archive]).map(drop)
+    }
+
+    /// Runs an image with these arguments to its end; returns its standard output.
+    ///
+    /// # Errors
+    /// Fails with podman's own words.
+    pub fn run_once(&self, image: &str, arguments: &[&str]) -> Result<String> {
+        let output = self.launch(&["--rm"], image, arguments)?;
+        String::from_utf8(output.stdout).context("read what it says")
+    }
+
+    /// Starts a container of an image with these arguments, which runs on.
+    ///
+    /// # Errors
+    /// Fails with podman's own words.
+    pub fn start(&self, name: &str, image: &str, arguments: &[&str]) -> Result<()> {
+        self.launch(&["--detach", "--name", name], image, arguments)
+            .map(drop)
+    }
+
+    fn launch(&self, options: &[&str], image: &str, arguments: &[&str]) -> Result<Output> {
+        // podman leaves the directory of its default group behind.
+        let group = format!("/{}", self.cgroup);
+        let limit = process_limit();
+        let mut all = vec!["run"];
+        all.extend(options);
+        all.extend(["--network", "host", "--cgroup-parent", &group]);
+        // There is no default profile, and a root without CAP_SYS_RESOURCE cannot raise limits.
+        all.extend(["--security-opt", "seccomp=unconfined"]);
+        all.extend(["--ulimit", "nofile=1024:1024", "--ulimit", &limit, image]);
+        all.extend(arguments);
+        self.run(&all)
+    }
+
+    /// Runs a command in a container, again and again for a minute while it fails; returns its standard output.
+    ///
+    /// # Errors
+    /// Fails with podman's own words, and the container's.
+    pub fn exec_until(&self, name: &str, command: &[&str]) -> Result<String> {
+        let mut all = vec!["exec", name];
+        all.extend(command);
+        let until = Instant::now() + EXEC_WORKS;
+        loop {
+            match self.run(&all) {
+                Ok(output) => return String::from_utf8(output.stdout).context("read what it says"),
+                Err(error) if Instant::now() > until => {
+                    let logs = self.run(&["logs", name]);
+                    let logs = logs.map(|logs| String::from_utf8_lossy(&logs.stdout).into_owned());
+                    return Err(error).context(format!("its log: {}", logs.unwrap_or_default()));
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(200)),
+            }
+        }
+    }
+
+    /// Returns the podman of the test with this pid.
+    fn of(parent: &Path, pid: u32) -> Self {
+        let name = format!("{PREFIX}{pid}");
+        let dir = parent.join(&name);
+        let mut path = dir.join("bin").into_os_string();
         path.push(":");
         path.push(std::env::var_os("PATH").unwrap_or_default());
-        let podman = Self {
-            dir: dir.to_path_buf(),
+        Self {
+            dir,
             path,
-            cgroup: format!("permafrost-podman-{}", std::process::id()),
-        };
-        podman.import_image()?;
-        Ok(podman)
+            cgroup: name,
+        }
     }
 
     fn import_image(&self) -> Result<()> {
@@ -172,29 +257,7 @@ impl Podman {
         // It ends after ten minutes or more, for the case that the test is killed.
         let counting = "i=0; while [ $i -lt 12000 ]; do i=$((i+1)); echo $i > /next; \
                         /bin/busybox mv /next /count; /bin/busybox sleep 0.05; done";
-        self.run(&[
-            "run",
-            "--detach",
-            "--name",
-            name,
-            "--network",
-            "host",
-            // podman leaves the directory of its default group behind.
-            "--cgroup-parent",
-            &format!("/{}", self.cgroup),
-            // There is no default profile, and a root without CAP_SYS_RESOURCE cannot raise limits.
-            "--security-opt",
-            "seccomp=unconfined",
-            "--ulimit",
-            "nofile=1024:1024",
-            "--ulimit",
-            &process_limit(),
-            IMAGE,
-            "/bin/sh",
-            "-c",
-            counting,
-        ])
-        .map(drop)
+        self.start(name, IMAGE, &["/bin/sh", "-c", counting])
     }
 
     /// Returns the number that a container's counter has reached.
@@ -258,7 +321,38 @@ impl Drop for Podman {
         while !self.remove_cgroups() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(20));
         }
+        // Containers that podman could not end keep their mounts.
+        for mount in mounts_below(&self.dir) {
+            let _ = Command::new("umount").arg("--lazy").arg(mount).status();
+        }
+        let _ = fs::remove_dir_all(&self.dir);
     }
+}
+
+/// Removes what tests have left that were killed.
+fn remove_left(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        let Some(pid) = pid.and_then(|pid| pid.parse().ok()) else {
+            continue;
+        };
+        if !Path::new("/proc").join(format!("{pid}")).exists() {
+            drop(Podman::of(parent, pid));
+        }
+    }
+}
+
+/// Returns the mount points below a directory, the innermost first.
+fn mounts_below(dir: &Path) -> Vec<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    let mut points: Vec<PathBuf> = points
+        .map(PathBuf::from)
+        .filter(|point| point.starts_with(dir))
+        .collect();
+    points.reverse();
+    points
 }
 
 impl Podman {
@@ -285,4 +379,24 @@ fn remove_empty(group: &Path) -> bool {
     }
     let _ = fs::remove_dir(group);
     !group.exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_test_has_left_is_removed_and_that_of_a_living_one_is_not() {
+        let parent = tempfile::tempdir().unwrap();
+        let mut ended = Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        let [left, used] =
+            [ended.id(), std::process::id()].map(|pid| Podman::of(parent.path(), pid).dir.clone());
+        let other = parent.path().join("permafrost-podman-x");
+        for dir in [&left, &used, &other] {
+            fs::create_dir_all(dir.join("graph/vfs")).unwrap();
+        }
+        remove_left(parent.path());
+        assert!(!left.exists() && used.exists() && other.exists());
+    }
 }

@@ -106,6 +106,42 @@ impl Programs {
         }
     }
 
+    /// Writes scripts into `bin`: `start-slurm`, which starts the daemons of a cluster of one node with its files in
+    /// `dir`, and one for each of Slurm's commands for users.
+    ///
+    /// # Errors
+    /// A file cannot be written, or has a name that is not UTF-8.
+    pub fn install(&self, dir: &Path, bin: &Path, grace: Duration, processors: u32) -> Result<()> {
+        write_files(self, dir, grace, processors)?;
+        let mut environment = format!("export SLURM_CONF='{}/slurm.conf'\n", dir.display());
+        if self.is_fetched() {
+            let libraries = self.libraries().map(|path| path.display().to_string());
+            environment += &format!("export LD_LIBRARY_PATH='{}'\n", libraries.join(":"));
+        }
+        let write = |name: &str, script: String| {
+            let path = bin.join(name);
+            fs::write(&path, script).with_context(|| format!("write {name}"))?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
+                .with_context(|| format!("make {name} executable"))
+        };
+        let mut set = "set --".to_owned();
+        for argument in rig_arguments(self, dir) {
+            set += &format!(" '{}'", argument.to_str().context("a path is not UTF-8")?);
+        }
+        write(
+            "start-slurm",
+            format!("#!/bin/sh\n{environment}{set}\n{RIG}"),
+        )?;
+        for program in ["sbatch", "scancel", "scontrol", "sinfo", "squeue"] {
+            let path = self.path("usr/bin").join(program);
+            write(
+                program,
+                format!("#!/bin/sh\n{environment}exec '{}' \"$@\"\n", path.display()),
+            )?;
+        }
+        Ok(())
+    }
+
     fn path(&self, program: &str) -> PathBuf {
         self.root.join(program)
     }
@@ -161,7 +197,7 @@ pub fn for_test(test: &str) -> Programs {
     })
 }
 
-/// A running cluster of one node with one processor. When it is dropped, everything ends, its jobs too.
+/// A running cluster of one node. When it is dropped, everything ends, its jobs too.
 #[derive(Debug)]
 pub struct Slurm {
     programs: Programs,
@@ -170,20 +206,18 @@ pub struct Slurm {
 }
 
 impl Slurm {
-    /// Starts the cluster, with all its files in `dir`. Preempted jobs have `grace` as their grace time.
+    /// Starts the cluster, with all its files in `dir`. Preempted jobs have `grace` as their grace time. Its node has so
+    /// many processors: as many jobs of one processor each run at once.
     ///
     /// # Errors
     /// With what the daemons say when the node does not get usable.
-    pub fn start(programs: &Programs, dir: &Path, grace: Duration) -> Result<Self> {
-        for sub in ["state", "spool", "run", "out"] {
-            fs::create_dir_all(dir.join(sub)).with_context(|| format!("create {sub}"))?;
-        }
-        let key = dir.join("munge.key");
-        fs::write(&key, munge_key()?).context("write munge's key")?;
-        fs::set_permissions(&key, fs::Permissions::from_mode(0o400))
-            .context("protect munge's key")?;
-        fs::write(dir.join("slurm.conf"), configuration(programs, dir, grace)?)
-            .context("write slurm.conf")?;
+    pub fn start(
+        programs: &Programs,
+        dir: &Path,
+        grace: Duration,
+        processors: u32,
+    ) -> Result<Self> {
+        write_files(programs, dir, grace, processors)?;
         let rig = rig(programs, dir)?;
         let slurm = Self {
             programs: programs.clone(),
@@ -317,15 +351,43 @@ impl Drop for Slurm {
     }
 }
 
+/// Writes key and configuration of a cluster of one node into `dir`.
+fn write_files(programs: &Programs, dir: &Path, grace: Duration, processors: u32) -> Result<()> {
+    for sub in ["state", "spool", "run", "out"] {
+        fs::create_dir_all(dir.join(sub)).with_context(|| format!("create {sub}"))?;
+    }
+    let key = dir.join("munge.key");
+    fs::write(&key, munge_key()?).context("write munge's key")?;
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o400)).context("protect munge's key")?;
+    fs::write(
+        dir.join("slurm.conf"),
+        configuration(programs, dir, grace, processors)?,
+    )
+    .context("write slurm.conf")
+}
+
+/// Starts the three daemons, and ends when they do. Its arguments are those of [`rig_arguments`].
+const RIG: &str = "\
+    \"$1\" --foreground --force --key-file=\"$4/munge.key\" --socket=\"$4/munge.sock\" --pid-file=\"$4/run/munged.pid\" \
+        --log-file=\"$4/munged.log\" --seed-file=\"$4/munged.seed\" &\n\
+    while ! [ -S \"$4/munge.sock\" ]; do sleep 0.05; done\n\
+    \"$2\" -D -f \"$4/slurm.conf\" &\n\
+    \"$3\" -D -f \"$4/slurm.conf\" -d \"$5\" -N \"$6\" &\n\
+    wait\n";
+
+/// Returns the programs of the daemons, the cluster's directory, slurmstepd and the node's name.
+fn rig_arguments(programs: &Programs, dir: &Path) -> Vec<std::ffi::OsString> {
+    let daemons = ["munged", "slurmctld-wlm", "slurmd-wlm"];
+    let daemons = daemons.map(|program| programs.path(&format!("usr/sbin/{program}")));
+    let mut arguments: Vec<std::ffi::OsString> = daemons.map(Into::into).into();
+    arguments.push(dir.into());
+    arguments.push(programs.path("usr/sbin/slurmstepd-wlm").into());
+    arguments.push(host_name().into());
+    arguments
+}
+
 /// Starts the three daemons in a PID namespace: slurmstepd leaves its parent, and could not be found otherwise.
 fn rig(programs: &Programs, dir: &Path) -> Result<Child> {
-    let script = "\
-        \"$1\" --foreground --force --key-file=\"$4/munge.key\" --socket=\"$4/munge.sock\" --pid-file=\"$4/run/munged.pid\" \
-            --log-file=\"$4/munged.log\" --seed-file=\"$4/munged.seed\" &\n\
-        while ! [ -S \"$4/munge.sock\" ]; do sleep 0.05; done\n\
-        \"$2\" -D -f \"$4/slurm.conf\" &\n\
-        \"$3\" -D -f \"$4/slurm.conf\" -d \"$5\" -N \"$6\" &\n\
-        wait\n";
     let log = File::create(dir.join("rig.log")).context("create the log")?;
     let mut command = Command::new("unshare");
     command.args([
@@ -335,13 +397,8 @@ fn rig(programs: &Programs, dir: &Path) -> Result<Child> {
         "--mount-proc",
         "--",
     ]);
-    command.args(["sh", "-c", script, "sh"]);
-    for program in ["munged", "slurmctld-wlm", "slurmd-wlm"] {
-        command.arg(programs.path(&format!("usr/sbin/{program}")));
-    }
-    command.arg(dir);
-    command.arg(programs.path("usr/sbin/slurmstepd-wlm"));
-    command.arg(host_name());
+    command.args(["sh", "-c", RIG, "sh"]);
+    command.args(rig_arguments(programs, dir));
     programs.point(&mut command);
     command
         .env("SLURM_CONF", dir.join("slurm.conf"))
@@ -371,7 +428,12 @@ fn munge_key() -> Result<Vec<u8>> {
     Ok(key)
 }
 
-fn configuration(programs: &Programs, dir: &Path, grace: Duration) -> Result<String> {
+fn configuration(
+    programs: &Programs,
+    dir: &Path,
+    grace: Duration,
+    processors: u32,
+) -> Result<String> {
     // Open at once, so they differ.
     let free = || TcpListener::bind("127.0.0.1:0").context("find a free port");
     let (control, node) = (free()?, free()?);
@@ -418,7 +480,7 @@ fn configuration(programs: &Programs, dir: &Path, grace: Duration) -> Result<Str
          JobRequeue=1\n\
          KillWait=5\n\
          ReturnToService=2\n\
-         NodeName={host} NodeAddr=127.0.0.1 CPUs=1 State=UNKNOWN\n\
+         NodeName={host} NodeAddr=127.0.0.1 CPUs={processors} State=UNKNOWN\n\
          PartitionName={LOW} Nodes=ALL Default=YES PriorityTier=1 GraceTime={grace_s}\n\
          PartitionName={HIGH} Nodes=ALL PriorityTier=10 PreemptMode=OFF\n",
         control_port = port(&control).context("read a port")?,

@@ -72,9 +72,11 @@ fn requests_of_the_control_socket_are_recorded_with_user_and_outcome() {
     std::fs::rename(&path, path.with_extension("log.1")).unwrap();
     let pid = Pid::from_raw(daemon.pid().try_into().unwrap()).unwrap();
     kill_process(pid, Signal::HUP).unwrap();
-    daemon.run(&["abort", session]).unwrap();
     let found = lines(&path, 1);
-    assert_eq!(told(&found[0]), ["abort", session, "done"]);
+    assert_eq!(told(&found[0]), ["reload", "", "done"]);
+    daemon.run(&["abort", session]).unwrap();
+    let found = lines(&path, 2);
+    assert_eq!(told(&found[1]), ["abort", session, "done"]);
 
     // And nothing that is in memory gets into a core file.
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.pid())).unwrap();

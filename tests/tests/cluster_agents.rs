@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use permafrost_tests::cluster::{Cluster, Setup};
 use permafrost_tests::criu;
 use permafrost_tests::daemon::Daemon;
+use permafrost_transport::control::Connection;
 
 use common::clustered::*;
 use common::*;
@@ -67,6 +68,47 @@ fn what_an_agent_dumped_outlives_the_node_that_took_it() {
     let line = dump(&agent, &mut task, "far");
     assert_eq!(holders(&line), names([1, 2]), "{line}");
     thaw(&agent, &mut task, "far");
+}
+
+#[test]
+fn rounds_of_a_pre_copy_have_copies_and_outlive_their_node() {
+    const TEST: &str = "rounds_of_a_pre_copy_have_copies_and_outlive_their_node";
+    let Some(mut cluster) = cluster(TEST, &[]) else {
+        return;
+    };
+    // It may remove rounds.
+    let rights = ["--namespace", "*", "--delete"];
+    let identity = cluster.issue("compute", "agent", &rights).unwrap();
+    let agent = cluster
+        .agent_as("compute", COMPUTE, &identity, &[])
+        .unwrap();
+    let work = tempfile::tempdir().unwrap();
+    let first = rounds::first_round(&agent, work.path());
+    let listed = listing(cluster.node(1));
+    assert_eq!(listed[0]["kind"], "pre-copy");
+    assert_eq!(holders(&listed[0]).len(), 2, "{listed:?}");
+
+    // The node that took it starts again, and the dump refers to it all the same.
+    cluster.kill(0).unwrap();
+    cluster.restart(0).unwrap();
+    cluster.wait_whole(3).unwrap();
+    agent.json_patiently(&["ls"]).unwrap();
+    let mut last = Connection::connect(&agent.control()).unwrap();
+    let (session, mut peer, has_parent) = rounds::open(&mut last, false);
+    assert!(has_parent);
+    peer.pages(rounds::BASE, &pages(3, 1));
+    let rest = u32::try_from(rounds::PAGES - 1).unwrap();
+    peer.hole(rounds::BASE + PAGE_SIZE as u64, rest);
+    let sealed = rounds::seal(&mut last, work.path(), session, peer);
+    assert_eq!(sealed, "train@2 full");
+    drop((first, last));
+    let mut expected = pages(1, rounds::PAGES);
+    expected[..PAGE_SIZE].copy_from_slice(&pages(3, 1));
+    for node in 0..3 {
+        let node = cluster.node(node);
+        rounds::wait_until_left(node, &[(2, "full")]);
+        assert!(exported_pages(node, work.path(), "train@2") == expected);
+    }
 }
 
 /// Number of real tasks, and of clients that speak like CRIU.

@@ -137,9 +137,18 @@ fn a_node_that_died_is_replaced(cluster: &mut Cluster, task: &mut Task) {
     new.run(&["verify", JOB]).unwrap();
     thaw(new, task, JOB);
 
+    let tells = |cluster: &Cluster, event: &str| {
+        let log = std::fs::read_to_string(cluster.node(spare).log()).unwrap();
+        let line = format!("event=\"{event}\" node=\"{}\"", name(lost));
+        log.matches(&line).count()
+    };
+    assert!(tells(cluster, "node-lost") > 0);
+    let joined = tells(cluster, "node-joined");
+
     // Back again there is one too many.
     cluster.restart(lost).unwrap();
     cluster.wait_whole(3).unwrap();
+    assert!(tells(cluster, "node-joined") > joined);
     settle(cluster);
 }
 

@@ -2,25 +2,12 @@
 
 mod common;
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
-
-use anyhow::Context as _;
 use common::clustered::{LONG, Task, dump, sealed_dump};
 use common::*;
 use permafrost_tests::cluster::{Cluster, Setup};
 use permafrost_tests::daemon::{Daemon, Options};
 use permafrost_tests::workload::{self, Workload};
 use permafrost_tests::{criu, process};
-
-/// Returns the metrics of a daemon, by name and labels.
-fn numbers(daemon: &Daemon) -> anyhow::Result<String> {
-    let mut stream = TcpStream::connect(daemon.metrics()).context("connect")?;
-    write!(stream, "GET /metrics HTTP/1.0\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer)
-}
 
 /// Returns one of the metrics, or `None` if it is unknown.
 fn number(numbers: &str, name: &str) -> Option<f64> {
@@ -48,20 +35,20 @@ const RESTORE_START: &str = "start_seconds{of=\"restore\",quantile=\"0.5\"}";
 fn dumps_feed_the_figures_which_outlast_the_daemon() {
     let work = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(work.path(), &measuring()).unwrap();
-    let told = numbers(&daemon).unwrap();
+    let told = daemon.scrape().unwrap();
     assert_eq!(number(&told, WRITE), None, "nothing is made up");
     assert_eq!(number(&told, "measurements_total"), Some(0.0));
 
     let memory = pages(3, 2000);
     sealed_dump(&daemon, work.path(), "job", &memory, || {});
-    let told = numbers(&daemon).unwrap();
+    let told = daemon.scrape().unwrap();
     let write = number(&told, WRITE).expect("a bandwidth");
     assert!((1e3..1e12).contains(&write), "{write}");
     assert!(number(&told, DUMP_START).is_some() && number(&told, COMPARE).is_none());
     // The second is compared with the first. What it stores and moves was foreseen by that.
     sealed_dump(&daemon, work.path(), "job", &memory, || {});
     sealed_dump(&daemon, work.path(), "job", &memory, || {});
-    let told = numbers(&daemon).unwrap();
+    let told = daemon.scrape().unwrap();
     assert!(number(&told, COMPARE).is_some());
     let moved = "prediction_error_ratio{of=\"moved_bytes\",quantile=\"0.95\"}";
     assert!(number(&told, moved).expect("compared") < 0.01, "{told}");
@@ -70,12 +57,12 @@ fn dumps_feed_the_figures_which_outlast_the_daemon() {
         Some(2.0)
     );
     assert!(exported_pages(&daemon, work.path(), "job") == memory);
-    let told = numbers(&daemon).unwrap();
+    let told = daemon.scrape().unwrap();
     assert!(number(&told, READ).is_some());
 
     daemon.stop().unwrap();
     let daemon = Daemon::start(work.path(), &measuring()).unwrap();
-    let told = numbers(&daemon).unwrap();
+    let told = daemon.scrape().unwrap();
     for figure in [WRITE, COMPARE, READ, DUMP_START] {
         assert!(number(&told, figure).is_some(), "{figure} in {told}");
     }
@@ -90,11 +77,11 @@ fn figures_that_were_damaged_are_measured_anew() {
     let path = work.path().join("data/figures.json");
     std::fs::write(&path, "{\"v\":1,").unwrap();
     let daemon = Daemon::start(work.path(), &measuring()).unwrap();
-    assert_eq!(number(&numbers(&daemon).unwrap(), WRITE), None);
+    assert_eq!(number(&daemon.scrape().unwrap(), WRITE), None);
     let log = std::fs::read_to_string(work.path().join("permafrostd.log")).unwrap();
     assert!(log.contains("figures of the last run"), "{log}");
     sealed_dump(&daemon, work.path(), "job", &pages(1, 100), || {});
-    assert!(number(&numbers(&daemon).unwrap(), WRITE).is_some());
+    assert!(number(&daemon.scrape().unwrap(), WRITE).is_some());
 }
 
 #[test]
@@ -104,11 +91,11 @@ fn a_fresh_daemon_soon_knows_its_medium_without_a_restore() {
     options.extra.push("--probe-period=5m".to_owned());
     let daemon = Daemon::start(work.path(), &options).unwrap();
     let known = |figure| {
-        let number = || Ok(number(&numbers(&daemon)?, figure));
+        let number = || Ok(number(&daemon.scrape()?, figure));
         process::wait_for("a probe", LONG, number).unwrap()
     };
     assert!(known(WRITE) > 1e6);
-    assert_eq!(number(&numbers(&daemon).unwrap(), READ), None);
+    assert_eq!(number(&daemon.scrape().unwrap(), READ), None);
     sealed_dump(&daemon, work.path(), "job", &pages(3, 2000), || {});
     assert!(known(READ) > 1e6);
 }
@@ -121,7 +108,7 @@ fn an_idle_daemon_probes_its_medium() {
     let daemon = Daemon::start(work.path(), &options).unwrap();
     let free = || daemon.json(&["status"]).unwrap()["regions"][0]["free_bytes"].clone();
     let before = free();
-    let probed = process::wait_for("a probe", LONG, || Ok(number(&numbers(&daemon)?, WRITE)));
+    let probed = process::wait_for("a probe", LONG, || Ok(number(&daemon.scrape()?, WRITE)));
     assert!(probed.unwrap() > 1e6);
     assert_eq!(free(), before, "nothing is left of it");
 }
@@ -158,7 +145,7 @@ fn a_real_dump_says_what_the_task_had_in_memory_and_is_foreseen() {
     );
     // As the kernel has it, cut after 15 bytes.
     assert_eq!(origin["program"], "permafrost-work", "{origin}");
-    let told = numbers(&daemon).unwrap();
+    let told = daemon.scrape().unwrap();
     for figure in [WRITE, COMPARE, READ, DUMP_START, RESTORE_START] {
         assert!(number(&told, figure).is_some(), "{figure} in {told}");
     }
@@ -194,7 +181,7 @@ fn links_between_nodes_are_measured_by_copies_and_by_probes() {
     let told = |node: usize| {
         cluster
             .host(node)
-            .run(|| numbers(cluster.node(node)))
+            .run(|| cluster.node(node).scrape())
             .unwrap()
     };
     let link = |node: usize, to: &str| {

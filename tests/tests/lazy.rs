@@ -2,11 +2,14 @@
 
 use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use permafrost_protocol::control::request;
 use permafrost_tests::binaries;
 use permafrost_tests::cluster::{Cluster, Setup};
 use permafrost_tests::criu::{self, Criu};
@@ -14,6 +17,7 @@ use permafrost_tests::daemon::{Daemon, Options, tail};
 use permafrost_tests::process;
 use permafrost_tests::status::Status;
 use permafrost_tests::workload::{self, Workload};
+use permafrost_transport::control::Connection;
 use rustix::process::Signal;
 
 /// Exit codes of `permafrost`.
@@ -34,9 +38,14 @@ struct Site {
 impl Site {
     /// Starts a daemon and a task, and dumps the task as job `a`.
     fn with_dump(test: &str, task: &workload::Options) -> Option<Self> {
+        Self::with_dump_by(test, &Options::default(), task)
+    }
+
+    /// Does so with a daemon of these options.
+    fn with_dump_by(test: &str, options: &Options, task: &workload::Options) -> Option<Self> {
         let criu = criu::for_test(test)?;
         let work = tempfile::tempdir().unwrap();
-        let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
+        let daemon = Daemon::start(work.path(), options).unwrap();
         let dir = work.path().join("task");
         std::fs::create_dir(&dir).unwrap();
         let mut task = Workload::start(&dir, task).unwrap();
@@ -56,6 +65,15 @@ impl Site {
         self.daemon.kill().unwrap();
         let daemon = Daemon::start(self.work.path(), &Options::default()).unwrap();
         Self { daemon, ..self }
+    }
+
+    /// Waits for the end of a daemon that was killed: the command may see the end of its connection first.
+    fn wait_for_the_daemons_end(&mut self) {
+        let limit = Duration::from_secs(10);
+        process::wait_for("the end of the daemon", limit, || {
+            Ok((!self.daemon.is_running()).then_some(()))
+        })
+        .unwrap();
     }
 
     /// Begins a restore that brings only what is accessed. Returns once the task runs.
@@ -99,6 +117,14 @@ fn a_process_runs_and_writes_while_its_memory_comes() {
     let restored = site.daemon.json(&["restore", "a", "--lazy"]).unwrap();
     let brought = restored["lazy"]["bytes"].as_u64().unwrap();
     assert!(brought >= 64 << 20, "{restored}");
+    // What it took is a figure of the node from now on.
+    process::wait_for("figures of lazy restores", Duration::from_secs(20), || {
+        let nodes = site.daemon.json(&["nodes"])?;
+        let tier = &nodes["nodes"][0]["tiers"][0];
+        let is_known = |name: &str| tier[name]["p50"].as_f64().is_some_and(|p50| p50 > 0.0);
+        Ok((is_known("lazy_bytes_per_s") && is_known("lazy_start_s")).then_some(()))
+    })
+    .unwrap();
     site.task.modify().unwrap();
     site.assert_sound();
     site.kill();
@@ -143,10 +169,83 @@ fn a_process_runs_and_writes_while_its_memory_comes() {
     assert_eq!(child.wait().unwrap().code(), Some(INTERRUPTED));
     site = site.with_new_daemon();
     site.task.wait_until_gone().unwrap();
-    let (mut child, _told) = site.touched_only();
+    let (mut child, mut told) = site.touched_only();
+    let log = site.work.path().join("run/lazy-keeper.log");
     site.daemon.kill().unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(UNREACHABLE));
     site.task.wait_until_gone().unwrap();
+    let mut said = String::new();
+    told.read_to_string(&mut said).unwrap();
+    assert!(said.contains(log.to_str().unwrap()), "{said}");
+    // The log has all restores, the processes of each, and what became of them.
+    let mode = std::fs::metadata(&log).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let log = std::fs::read_to_string(&log).unwrap();
+    let restored = format!("dumped_as={}", site.task.pid());
+    for line in [
+        "lazy restore begins event=\"lazy-restore-begun\" checkpoint=\"a@1\"",
+        &restored,
+        "the restore is complete",
+        "brings no more memory",
+        "ending the processes",
+        "the processes have ended",
+    ] {
+        assert!(log.contains(line), "{line}: {log}");
+    }
+}
+
+/// The background transfer waits for its turn in the queue of restores, and the process does not: it runs, and gets the
+/// pages that it accesses.
+#[test]
+fn memory_that_nobody_accesses_waits_for_its_turn() {
+    const TEST: &str = "memory_that_nobody_accesses_waits_for_its_turn";
+    const MIB: u64 = 1 << 20;
+    let one_at_once = Options {
+        extra: vec!["--restores-at-once".to_owned(), "1".to_owned()],
+        ..Options::default()
+    };
+    let task = workload::Options {
+        size_mib: 64,
+        ..workload::Options::default()
+    };
+    let Some(site) = Site::with_dump_by(TEST, &one_at_once, &task) else {
+        return;
+    };
+    // Another restore is under way: its CRIU has not come yet.
+    let mut other = Connection::connect(&site.daemon.control()).unwrap();
+    let listener = UnixListener::bind(site.work.path().join("other.sock")).unwrap();
+    let stream = request::Stream {
+        checkpoint: "a".to_owned(),
+        ..request::Stream::default()
+    };
+    other.begin(stream, Some(listener.as_fd())).unwrap();
+    other.await_turn(&mut |_| {}).unwrap();
+
+    let mut command = site.daemon.command().unwrap();
+    command.args(["--json", "restore", "a", "--lazy"]);
+    let restoring = command.stdout(Stdio::piped()).spawn().unwrap();
+    let limit = Duration::from_secs(30);
+    process::wait_for("the restored process", limit, || {
+        Ok(site.task.is_running().then_some(()))
+    })
+    .unwrap();
+    // It answers before the other restore has ended, and does not look at its memory for that.
+    site.task.report().unwrap();
+    let memory = || process::own_memory_bytes(site.task.pid());
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(memory() < 32 * MIB, "{} bytes came", memory());
+    }
+    // Its turn comes with the end of the other.
+    other.end_requests();
+    assert!(other.finish::<request::Stream>(&mut |_| {}).is_err());
+    process::wait_for("the rest of the memory", limit, || {
+        Ok((memory() >= 64 * MIB).then_some(()))
+    })
+    .unwrap();
+    let restored = restoring.wait_with_output().unwrap();
+    assert!(restored.status.success(), "{restored:?}");
+    site.assert_sound();
 }
 
 /// Kills the daemon when CRIU runs it for an action.
@@ -180,7 +279,7 @@ fn no_process_is_left_if_the_daemon_dies_while_they_are_handed_over() {
         let line = ["restore", "a", "--lazy", "--", "--action-script", script];
         let restored = site.daemon.try_run(&line).unwrap();
         assert!(!restored.status.success(), "{action}: {restored:?}");
-        assert!(!site.daemon.is_running(), "{action}: {restored:?}");
+        site.wait_for_the_daemons_end();
         site.task.wait_until_gone().unwrap();
         site = site.with_new_daemon();
     }
@@ -196,7 +295,7 @@ fn no_process_is_left_if_the_daemon_dies_while_they_are_handed_over() {
         .env("PERMAFROST_CRIU", script);
     let restored = command.output().unwrap();
     assert!(!restored.status.success(), "{restored:?}");
-    assert!(!site.daemon.is_running(), "{restored:?}");
+    site.wait_for_the_daemons_end();
     site.task.wait_until_gone().unwrap();
     site = site.with_new_daemon();
     site.daemon.run(&["restore", "a", "--lazy"]).unwrap();

@@ -71,7 +71,12 @@ fn waiting(
             .unwrap();
         order.send(job).unwrap();
         let session = opened.session;
-        connection.call(request::Abort { session }).unwrap();
+        connection
+            .call(request::Abort {
+                session,
+                ..request::Abort::default()
+            })
+            .unwrap();
         told
     })
 }

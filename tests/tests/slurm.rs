@@ -32,6 +32,11 @@ struct Site {
 
 impl Site {
     fn start(test: &str) -> Option<Self> {
+        Self::start_with(test, 1)
+    }
+
+    /// Starts a Slurm whose node has so many processors.
+    fn start_with(test: &str, processors: u32) -> Option<Self> {
         let programs = slurm::for_test(test);
         criu::for_test(test)?;
         let dir = tempfile::tempdir().unwrap();
@@ -39,7 +44,7 @@ impl Site {
         let slurm_dir = dir.path().join("slurm");
         std::fs::create_dir(&slurm_dir).unwrap();
         Some(Self {
-            slurm: Slurm::start(&programs, &slurm_dir, GRACE).unwrap(),
+            slurm: Slurm::start(&programs, &slurm_dir, GRACE, processors).unwrap(),
             daemon: Some(daemon),
             dir,
         })
@@ -254,11 +259,152 @@ fn a_cancelled_job_leaves_nothing() {
 
 /// Returns true if a workload that reports into `dir` is running.
 fn tasks_of(dir: &Path) -> bool {
+    !processes_of(dir).is_empty()
+}
+
+/// Returns the directories in `/proc` of the processes of a workload that reports into `dir`.
+fn processes_of(dir: &Path) -> Vec<PathBuf> {
     let wanted = format!("permafrost-workload\0--dir\0{}\0", dir.display());
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    entries
-        .filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok())
-        .any(|line| String::from_utf8_lossy(&line).contains(&wanted))
+    let is_of = |path: &PathBuf| {
+        let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&wanted)
+    };
+    entries.map(|entry| entry.path()).filter(is_of).collect()
+}
+
+/// Returns the processor time that the processes of a workload have used, in ticks.
+fn ticks_of(dir: &Path) -> u64 {
+    let ticks = |process: PathBuf| -> u64 {
+        let stat = std::fs::read_to_string(process.join("stat")).unwrap_or_default();
+        // The name may hold blanks; fields 14 and 15 are those of user and system time.
+        let behind_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let fields = behind_name.split_whitespace().skip(11).take(2);
+        fields.map(|ticks| ticks.parse::<u64>().unwrap_or(0)).sum()
+    };
+    processes_of(dir).into_iter().map(ticks).sum()
+}
+
+#[test]
+fn a_job_that_shares_the_node_is_suspended_or_shrunk_by_the_next_and_goes_on_after_it() {
+    let test = "a_job_that_shares_the_node_is_suspended_or_shrunk_by_the_next_and_goes_on_after_it";
+    let Some(site) = Site::start_with(test, 2) else {
+        return;
+    };
+    // The workload starts a session, which the batch script's process cannot; so that hands the signals on.
+    let script = format!(
+        "setsid {} & task=$!\ntrap 'kill -USR2 $task' USR2\ntrap 'kill -INT $task' INT\n\
+         while kill -0 $task 2>/dev/null; do wait $task; done",
+        site.workload()
+    );
+    let low = site.slurm.submit(LOW, &[], &script).unwrap();
+    site.first_report(low);
+    let mut before = site.verify(low);
+    assert!(before.is_sound(), "{before:?}");
+    let permafrost = binaries::path("permafrost").unwrap();
+    let (taken, release) = (
+        site.dir.path().join("taken"),
+        site.dir.path().join("release"),
+    );
+    for (take, give) in [
+        ("suspend --grace 200ms", "resume"),
+        ("suspend --freeze", "resume"),
+        ("shrink --cpu 0.05 --immediate", "grow"),
+        ("shrink --cpu 0.05 --step 0.5,1G --interval 50ms", "grow"),
+    ] {
+        let _ = std::fs::remove_file(&taken);
+        let _ = std::fs::remove_file(&release);
+        // As docs/slurm.md has it: the first process of a job is its batch script's.
+        let script = format!(
+            "set -e\npid=$(scontrol listpids {low} | awk 'NR == 2 {{print $1}}')\n\
+             trap '{bin} {give} --pid '$pid EXIT\n{bin} {take} --pid $pid\ntouch {taken}\n\
+             while ! [ -e {release} ]; do sleep 0.05; done\n",
+            bin = permafrost.display(),
+            taken = taken.display(),
+            release = release.display(),
+        );
+        let high = site.slurm.submit(HIGH, &[], &script).unwrap();
+        let said = || {
+            format!(
+                "{take}: {}\n{}",
+                site.slurm.output(high),
+                site.slurm.output(low)
+            )
+        };
+        process::wait_for("the node to be taken", ANSWER, || {
+            Ok(taken.exists().then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error:#}; {}", said()));
+        assert_eq!(site.slurm.field(low, "JobState").unwrap(), "RUNNING");
+        let used = ticks_of(site.dir.path());
+        std::thread::sleep(Duration::from_secs(2));
+        let used = ticks_of(site.dir.path()) - used;
+        // A twentieth of a processor over two seconds is ten ticks, and the quota is checked each 100 ms.
+        let most = if give == "resume" { 0 } else { 40 };
+        assert!(used <= most, "{used} ticks while taken; {}", said());
+        std::fs::write(&release, "").unwrap();
+        site.slurm
+            .wait_for(high, "COMPLETED")
+            .unwrap_or_else(|error| panic!("{error:#}; {}", said()));
+        let after = site.verify(low);
+        assert!(after.is_sound(), "{after:?}; {}", said());
+        assert!(after.counter >= before.counter, "{before:?} then {after:?}");
+        assert_eq!((after.pid, &after.members), (before.pid, &before.members));
+        before = after;
+    }
+    site.slurm.signal(low, "INT").unwrap();
+    site.slurm.wait_for(low, "COMPLETED").unwrap();
+    assert_eq!(site.slurm.field(low, "Restarts").unwrap(), "0");
+}
+
+#[test]
+fn the_policy_of_a_job_decides_between_checkpoint_and_kill() {
+    let Some(site) = Site::start("the_policy_of_a_job_decides_between_checkpoint_and_kill") else {
+        return;
+    };
+    // A checkpoint, although the task has done hardly anything.
+    let script = site.script("--policy basic", &site.workload());
+    let job = site.slurm.submit(LOW, &[WARN], &script).unwrap();
+    site.first_report(job);
+    let before = site.verify(job);
+    site.preempt();
+    let said = site.slurm.output(job);
+    assert!(
+        said.contains("a checkpoint: the policy basic+cheaper"),
+        "{said}"
+    );
+    assert_eq!(site.checkpoints(), 1, "{said}");
+    site.wait_for_second_run(job);
+    let resumed = format!("resumed from slurm/{}/{job}@1", slurm::CLUSTER);
+    process::wait_for("the task to be resumed", ANSWER, || {
+        Ok(site.slurm.output(job).contains(&resumed).then_some(()))
+    })
+    .unwrap_or_else(|error| panic!("{error:#}; the job says:\n{}", site.slurm.output(job)));
+    let after = site.verify(job);
+    assert!(
+        after.is_sound() && after.counter > before.counter,
+        "{after:?}"
+    );
+    site.slurm.cancel(job).unwrap();
+    site.slurm.wait_for(job, "CANCELLED").unwrap();
+    process::wait_for("the task's end", ANSWER, || {
+        Ok((!tasks_of(site.dir.path())).then_some(()))
+    })
+    .unwrap();
+
+    // A kill, although a dump would be quick.
+    std::fs::remove_file(site.report_path()).unwrap();
+    let script = site.script("--policy kill", &site.workload());
+    let job = site.slurm.submit(LOW, &[WARN], &script).unwrap();
+    site.first_report(job);
+    std::fs::remove_file(site.report_path()).unwrap();
+    site.preempt();
+    let said = site.slurm.output(job);
+    assert!(said.contains("no checkpoint: the policy kill"), "{said}");
+    site.wait_for_second_run(job);
+    assert_eq!(site.first_report(job).counter, 0, "it starts anew");
+    site.slurm.signal(job, "INT").unwrap();
+    site.slurm.wait_for(job, "COMPLETED").unwrap();
 }
 
 #[test]
@@ -275,6 +421,19 @@ fn exit_codes_are_the_tasks_unless_it_never_ran() {
         (format!("{run} sh -c 'echo done'"), "COMPLETED", "0:0"),
         (without_exec, "FAILED", "125:0"),
         (site.script("--job 'a b'", "true"), "FAILED", "125:0"),
+        (
+            site.script("--policy mr+srt", "echo done"),
+            "FAILED",
+            "125:0",
+        ),
+        (site.script("--policy mdf", "echo done"), "FAILED", "125:0"),
+        (site.script("--policy gp", "echo done"), "FAILED", "125:0"),
+        (site.script("--policy fifo", "echo done"), "FAILED", "2:0"),
+        (
+            site.script("--policy mr+srt --work 1h", "echo done"),
+            "COMPLETED",
+            "0:0",
+        ),
     ] {
         let job = site.slurm.submit(LOW, &[WARN], &script).unwrap();
         site.slurm.wait_for(job, state).unwrap();
@@ -282,5 +441,14 @@ fn exit_codes_are_the_tasks_unless_it_never_ran() {
         let said = site.slurm.output(job);
         assert_eq!(is, code, "{script}:\n{said}");
         assert_eq!(state == "COMPLETED", said.contains("done"), "{said}");
+        for (policy, word) in [
+            ("mr+srt -- ", "remaining_s"),
+            ("mdf", "deadline_s"),
+            ("gp", "stay on their node"),
+            ("fifo", "there is no policy"),
+        ] {
+            let is_of = script.contains(&format!("--policy {policy}"));
+            assert!(!is_of || said.contains(word), "{said}");
+        }
     }
 }

@@ -2,17 +2,25 @@
 
 mod common;
 
+use std::io::{Write as _, pipe};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::time::Duration;
+
+use permafrost_protocol::control::{ErrorCode, request};
 
 use permafrost_tests::criu;
 use permafrost_tests::daemon::{Daemon, Options};
-use permafrost_tests::process::wait_for;
+use permafrost_tests::process::{self, wait_for};
 use permafrost_tests::workload::{self, Workload};
+use permafrost_transport::control::{Connection, ControlError};
+use rustix::process::Signal;
 
-use common::listing;
+use common::piped::{self, hand_over, hand_over_memory, pagemap, take};
+use common::{PAGE_SIZE, exported_pages, fake_images, listing, pages};
 
 /// Longer than a socket's path, with a directory that has its name.
 const JOB: &str =
@@ -71,14 +79,19 @@ fn a_tree_with_shared_memory_is_streamed_and_restored_exactly() {
         Some(0),
         "{verified}"
     );
-    // The other way finds the same pages.
+    // The other way finds the same pages, and pipes are taken unless it is asked for.
     let pid = workload.pid().to_string();
-    let dumped = daemon
-        .json(&["dump", "--job", JOB, "--pid", &pid, "--leave-running"])
-        .unwrap();
-    assert_eq!(dumped["way"], "page-server", "{dumped}");
-    let third = dumped["checkpoint"]["added_bytes"].as_u64().unwrap();
-    assert!(third * 3 < added[0], "{dumped}");
+    let plain = ["dump", "--job", JOB, "--pid", &pid, "--leave-running"];
+    for (force, way, reason) in [
+        (&["--page-server"][..], "page-server", "requested"),
+        (&[], "stream", "fastest"),
+    ] {
+        let dumped = daemon.json(&[&plain, force].concat()).unwrap();
+        assert_eq!(dumped["way"], way, "{dumped}");
+        assert_eq!(dumped["way_reason"], reason, "{dumped}");
+        let next = dumped["checkpoint"]["added_bytes"].as_u64().unwrap();
+        assert!(next * 3 < added[0], "{dumped}");
+    }
 }
 
 #[test]
@@ -142,15 +155,7 @@ fn a_refused_stream_leaves_the_process_running_and_nothing_sealed() {
     let output = dump.wait_with_output().unwrap();
     assert!(!output.status.success() && output.stdout.is_empty());
     std::fs::write(&go, "").unwrap();
-    wait_for("the end of the session", LIMIT, || {
-        let status = daemon.json(&["status"])?;
-        let sessions = status["sessions"].as_array().map_or(0, |sessions| {
-            let open = sessions.iter().filter(|one| one["state"] != "failed");
-            open.count()
-        });
-        Ok((sessions == 0).then_some(()))
-    })
-    .unwrap();
+    wait_until_idle(&daemon);
     assert!(workload.is_running() && workload.verify().unwrap().is_sound());
     assert_eq!(listing(&daemon).len(), 0);
 }
@@ -159,9 +164,254 @@ fn a_refused_stream_leaves_the_process_running_and_nothing_sealed() {
 fn a_stream_knows_no_parents_of_crius() {
     let work = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
-    for other in ["--pre-dump", "--pre-copy"] {
+    for other in ["--pre-dump", "--pre-copy", "--page-server"] {
         let words = ["dump", "--stream", other, "--job", JOB, "--pid", "1"];
         let output = daemon.try_run(&words).unwrap();
         assert_eq!(output.status.code(), Some(2), "{output:?}");
     }
+}
+
+/// Waits until no session is under way.
+fn wait_until_idle(daemon: &Daemon) {
+    wait_for("the end of the sessions", LIMIT, || {
+        let status = daemon.json(&["status"])?;
+        let sessions = status["sessions"].as_array().map_or(0, |sessions| {
+            let open = sessions.iter().filter(|one| one["state"] != "failed");
+            open.count()
+        });
+        Ok((sessions == 0).then_some(()))
+    })
+    .unwrap();
+}
+
+/// Returns true if CRIU holds the process.
+fn is_traced(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let tracer = status
+        .lines()
+        .find_map(|line| line.strip_prefix("TracerPid:"));
+    tracer.is_some_and(|tracer| tracer.trim() != "0")
+}
+
+/// Begins a dump by stream, and returns when its process is frozen, its pages are in CRIU's pipes and the daemon, which
+/// is stopped, takes none of them.
+fn held_in_its_pages(daemon: &Daemon, workload: &Workload, criu: &Path) -> Child {
+    let work = tempfile::tempdir().unwrap();
+    let begun = work.path().join("begun");
+    let go = work.path().join("go");
+    let text = format!(
+        "if [ \"$1\" = dump ]; then : >{}; until [ -e {} ]; do sleep 0.05; done; fi\nexec {} \"$@\"",
+        begun.display(),
+        go.display(),
+        criu.display()
+    );
+    let mut command = daemon.command().unwrap();
+    let dump = command
+        .args(arguments(workload))
+        .env("PERMAFROST_CRIU", script(work.path(), "criu", &text))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_for("the start of CRIU", LIMIT, || {
+        Ok(begun.exists().then_some(()))
+    })
+    .unwrap();
+    process::stop(daemon.pid()).unwrap();
+    std::fs::write(&go, "").unwrap();
+    wait_for("the freeze", LIMIT, || {
+        Ok(is_traced(workload.pid()).then_some(()))
+    })
+    .unwrap();
+    // Until CRIU waits for room in its pipe.
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(is_traced(workload.pid()));
+    dump
+}
+
+#[test]
+fn a_killed_command_or_daemon_leaves_the_process_running() {
+    const TEST: &str = "a_killed_command_or_daemon_leaves_the_process_running";
+    let Some(criu) = criu::for_test(TEST) else {
+        return;
+    };
+    let work = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
+    let workload = Workload::start(work.path(), &workload::Options::tree(24)).unwrap();
+
+    let mut dump = held_in_its_pages(&daemon, &workload, &criu.path);
+    dump.kill().unwrap();
+    process::signal(daemon.pid(), Signal::CONT).unwrap();
+    dump.wait().unwrap();
+    wait_for("the end of the freeze", LIMIT, || {
+        Ok((!is_traced(workload.pid())).then_some(()))
+    })
+    .unwrap();
+    assert!(workload.verify().unwrap().is_sound());
+    wait_until_idle(&daemon);
+    assert_eq!(listing(&daemon).len(), 0);
+
+    let dump = held_in_its_pages(&daemon, &workload, &criu.path);
+    daemon.kill().unwrap();
+    let output = dump.wait_with_output().unwrap();
+    assert!(!output.status.success(), "{output:?}");
+    assert!(workload.is_running() && workload.verify().unwrap().is_sound());
+
+    // Nothing of it is in the way of the next one.
+    let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
+    let mut leaving = arguments(&workload);
+    leaving.push("--leave-running".to_owned());
+    let dumped = daemon.json(&leaving).unwrap();
+    assert_eq!(dumped["checkpoint"]["generation"], 1, "{dumped}");
+}
+
+#[test]
+fn a_stream_is_encrypted_with_the_key_of_its_namespace() {
+    const TEST: &str = "a_stream_is_encrypted_with_the_key_of_its_namespace";
+    if criu::for_test(TEST).is_none() {
+        return;
+    }
+    let work = tempfile::tempdir().unwrap();
+    let key = work.path().join("key");
+    std::fs::write(&key, [7; 32]).unwrap();
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let options = Options {
+        extra: vec![format!("--key-file={}", key.display())],
+        ..Options::default()
+    };
+    let daemon = Daemon::start(work.path(), &options).unwrap();
+    let mut workload = Workload::start(work.path(), &workload::Options::tree(8)).unwrap();
+    daemon.run(&arguments(&workload)).unwrap();
+    workload.wait_until_gone().unwrap();
+    let keys = daemon.json(&["keys", "ls"]).unwrap();
+    assert_eq!(keys["keys"][0]["namespace"], "models", "{keys}");
+    daemon.run(&["restore", JOB]).unwrap();
+    assert!(workload.verify().unwrap().is_sound());
+}
+
+/// Checks that a request is refused with these words, and that the session has failed for that reason.
+#[track_caller]
+fn refused<T: std::fmt::Debug>(outcome: Result<T, ControlError>, words: &str) -> ErrorCode {
+    let Err(ControlError::Refused { code, message, .. }) = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert!(message.contains(words), "{message}");
+    code
+}
+
+#[test]
+fn what_is_handed_over_is_not_trusted() {
+    let work = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
+    let connect = || Connection::connect(&daemon.control()).unwrap();
+    let descriptors = || {
+        let path = format!("/proc/{}/fd", daemon.pid());
+        std::fs::read_dir(path).unwrap().count()
+    };
+    let a_pipe = || OwnedFd::from(pipe().unwrap().0);
+    let before = descriptors();
+
+    // Files, also one that would grow for ever, sockets and write ends in the place of pipes; one descriptor, or none.
+    let file = || OwnedFd::from(tempfile::tempfile().unwrap());
+    let zeros = || OwnedFd::from(std::fs::File::open("/dev/zero").unwrap());
+    let socket = || OwnedFd::from(UnixStream::pair().unwrap().0);
+    let writer = || OwnedFd::from(pipe().unwrap().1);
+    for other in [file(), zeros(), socket(), writer()] {
+        let mut connection = connect();
+        let session = piped::open(&mut connection, "job");
+        let handed = hand_over(&mut connection, take(&session), [a_pipe(), other]);
+        refused(handed, "pages of process 4711: the descriptor is no pipe");
+        let end = request::EndPages { session };
+        refused(connection.call(end), "takes no other connection");
+    }
+    let mut connection = connect();
+    let session = piped::open(&mut connection, "job");
+    refused(connection.call(take(&session)), "without the descriptor");
+    let one = connection.call_with_all(take(&session), &[a_pipe().as_fd()]);
+    refused(one, "without the descriptor");
+    // Another session, a space that is none, pages without their session.
+    let other = hand_over(&mut connection, take("0123"), [a_pipe(), a_pipe()]);
+    assert_eq!(refused(other, "no session 0123"), ErrorCode::NotFound);
+    let odd = request::TakeSpace {
+        space_type: 9,
+        ..take(&session)
+    };
+    let odd = hand_over(&mut connection, odd, [a_pipe(), a_pipe()]);
+    refused(odd, "no address space");
+    // One space twice.
+    hand_over_memory(&mut connection, &session, 0x1000, &pages(1, 4)).unwrap();
+    let again = hand_over_memory(&mut connection, &session, 0x9000, &pages(2, 4));
+    refused(again, "opened");
+    drop(connection);
+
+    // Ten thousand descriptors: a request has as many as it needs, and the rest is closed.
+    let mut connection = connect();
+    let session = piped::open(&mut connection, "job");
+    let many: Vec<OwnedFd> = (0..100).map(|_| a_pipe()).collect();
+    let stream = UnixStream::connect(daemon.control()).unwrap();
+    for _ in 0..100 {
+        send_descriptors(&stream, &many);
+    }
+    drop(stream);
+
+    // The client goes, in the middle of the pages and before the end.
+    let (entries, mut entries_in) = pipe().unwrap();
+    entries_in.write_all(&pagemap(0x1000, 8)).unwrap();
+    let (half, mut half_in) = pipe().unwrap();
+    half_in.write_all(&pages(1, 4)).unwrap();
+    let canceller = connection.canceller().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(200));
+            canceller.cancel();
+        });
+        let handed = hand_over(
+            &mut connection,
+            take(&session),
+            [entries.into(), half.into()],
+        );
+        assert!(handed.is_err(), "{handed:?}");
+    });
+    drop((connection, entries_in, half_in));
+    wait_until_idle(&daemon);
+    let mut connection = connect();
+    let session = piped::open(&mut connection, "job");
+    hand_over_memory(&mut connection, &session, 0x1000, &pages(1, 4)).unwrap();
+    drop(connection);
+    wait_until_idle(&daemon);
+    wait_for("the end of the descriptors", LIMIT, || {
+        Ok((descriptors() <= before + 2).then_some(()))
+    })
+    .unwrap();
+
+    // And one that keeps to the rules.
+    let memory = pages(3, 700);
+    let mut connection = connect();
+    let session = piped::open(&mut connection, "job");
+    hand_over_memory(&mut connection, &session, 0x40_0000, &memory).unwrap();
+    let end = request::EndPages {
+        session: session.clone(),
+    };
+    connection.call(end).unwrap();
+    let images = work.path().join("images");
+    fake_images(&images);
+    let images = std::fs::File::open(images).unwrap();
+    let seal = request::Seal { session };
+    let sealed = connection
+        .call_with(seal, Some(images.as_fd()), &mut |_| {})
+        .unwrap();
+    assert_eq!((sealed.generation, &*sealed.job), (1, "job"));
+    assert!(exported_pages(&daemon, work.path(), "job") == memory);
+    assert_eq!(memory.len(), 700 * PAGE_SIZE);
+}
+
+/// Sends a byte with all of these descriptors. It is no failure if the daemon has hung up.
+fn send_descriptors(stream: &UnixStream, descriptors: &[OwnedFd]) {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(100))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors: Vec<_> = descriptors.iter().map(OwnedFd::as_fd).collect();
+    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let byte = [std::io::IoSlice::new(&[0])];
+    let _ = sendmsg(stream, &byte, &mut control, SendFlags::NOSIGNAL);
 }

@@ -36,6 +36,29 @@ APT::Sandbox::User \"root\";
 /// # Errors
 /// Fails with apt's own words.
 pub(crate) fn unpack(suite: &str, packages: &[&str], root: &Path) -> Result<()> {
+    fetch(
+        suite,
+        packages,
+        root,
+        &[
+            "install",
+            "--yes",
+            "--download-only",
+            "--no-install-recommends",
+        ],
+    )
+}
+
+/// Fetches `packages` as [`unpack`] does, without what they depend on: for a program that needs no more than libc, of a
+/// package that depends on much.
+///
+/// # Errors
+/// Fails with apt's own words.
+pub(crate) fn unpack_alone(suite: &str, packages: &[&str], root: &Path) -> Result<()> {
+    fetch(suite, packages, root, &["download"])
+}
+
+fn fetch(suite: &str, packages: &[&str], root: &Path, command: &[&str]) -> Result<()> {
     let parent = root.parent().context("a root needs a parent")?;
     fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
     let work = tempfile::Builder::new()
@@ -44,12 +67,7 @@ pub(crate) fn unpack(suite: &str, packages: &[&str], root: &Path) -> Result<()> 
         .context("create a working directory")?;
     let state = State::create(work.path(), &Mirror::of_this_machine()?.source(suite))?;
     state.apt(&["update"])?;
-    let mut install = vec![
-        "install",
-        "--yes",
-        "--download-only",
-        "--no-install-recommends",
-    ];
+    let mut install = command.to_vec();
     install.extend(packages);
     state.apt(&install)?;
     let new = work.path().join("root");
@@ -129,6 +147,8 @@ impl State {
         ]);
         command
             .args(arguments)
+            // `download` writes into the current directory.
+            .current_dir(self.dir.join("cache/archives"))
             .env("DEBIAN_FRONTEND", "noninteractive")
             .stdin(Stdio::null());
         let output = command

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
-use permafrost_tests::{binaries, criu, etcd, faketime, podman, runc};
+use permafrost_tests::{binaries, browser, criu, etcd, faketime, podman, promtool, runc};
 
 use crate::setup::{self, Criu};
 use crate::{deny, fuzz, guest, paths, schema, tidy, tools, ui};
@@ -35,24 +35,11 @@ pub(crate) fn run(quick: bool) -> Result<bool> {
     let mut total = Count::default();
     let mut failures = Vec::new();
     let begun = Instant::now();
-    for (name, step) in steps(quick) {
-        let start = Instant::now();
-        println!("\n=== {name}");
-        let outcome = step();
-        let took = start.elapsed().as_secs_f64();
-        match outcome {
-            Ok(count) => {
-                total += count;
-                let verdict = if count.failed == 0 { "ok" } else { "FAILED" };
-                println!("=== {name}: {verdict} ({took:.1} s)");
-                if count.failed > 0 {
-                    failures.push(name);
-                }
-            }
-            Err(error) => {
-                total.failed += 1;
+    for stage in stages(quick) {
+        for (name, outcome) in at_once(stage) {
+            total += outcome;
+            if outcome.failed > 0 {
                 failures.push(name);
-                println!("=== {name}: FAILED ({took:.1} s): {error:#}");
             }
         }
     }
@@ -70,29 +57,74 @@ pub(crate) fn run(quick: bool) -> Result<bool> {
     Ok(total.failed == 0)
 }
 
-type Step = Box<dyn FnOnce() -> Result<Count>>;
+/// Name of a step, and the function that runs it.
+type Step = (&'static str, Box<dyn FnOnce() -> Result<Count> + Send>);
 
-fn steps(quick: bool) -> Vec<(&'static str, Step)> {
-    let mut steps: Vec<(&'static str, Step)> = vec![
-        ("format", Box::new(format)),
-        ("dependencies", Box::new(dependencies)),
-        ("tidy", Box::new(tidy::run)),
-        ("lints", Box::new(lints)),
-        (
+/// Returns the steps in order, as stages: the steps of a stage run at the same time.
+fn stages(quick: bool) -> Vec<Vec<Step>> {
+    let mut stages: Vec<Vec<Step>> = vec![
+        vec![("format", Box::new(format))],
+        vec![("dependencies", Box::new(dependencies))],
+        vec![("tidy", Box::new(tidy::run))],
+        vec![("lints", Box::new(lints))],
+        vec![(
             "build",
-            Box::new(|| cargo(&["build", "--workspace", "--all-targets"])),
-        ),
-        ("tests", Box::new(move || tests(quick))),
+            // Not the benchmarks: the lints compile them, and nothing runs them here.
+            Box::new(|| cargo(&["build", "--workspace", "--lib", "--bins", "--tests"])),
+        )],
+        vec![("tests", Box::new(move || tests(quick)))],
     ];
     if !quick {
-        steps.push((
+        stages.push(vec![(
             "schema",
             Box::new(|| schema::run(schema::CI_EXAMPLES, schema::CI_SEED)),
-        ));
-        steps.push(("fuzz", Box::new(|| fuzz::run(fuzz::CI_SECONDS))));
-        steps.push(("guest", Box::new(on_the_guest)));
+        )]);
+        // Each has one processor busy most of the time.
+        stages.push(vec![
+            ("fuzz", Box::new(|| fuzz::run(fuzz::CI_SECONDS))),
+            ("guest", Box::new(on_the_guest)),
+        ]);
     }
-    steps
+    stages
+}
+
+/// Runs the steps of a stage at the same time, and returns the outcome of each; an error is one failed test.
+fn at_once(stage: Vec<Step>) -> Vec<(&'static str, Count)> {
+    std::thread::scope(|scope| {
+        let running: Vec<_> = stage
+            .into_iter()
+            .map(|(name, step)| (name, scope.spawn(move || one(name, step))))
+            .collect();
+        let failed = Count {
+            failed: 1,
+            ..Count::default()
+        };
+        running
+            .into_iter()
+            .map(|(name, thread)| (name, thread.join().unwrap_or(failed)))
+            .collect()
+    })
+}
+
+fn one(name: &str, step: impl FnOnce() -> Result<Count>) -> Count {
+    let start = Instant::now();
+    println!("\n=== {name}");
+    let outcome = step();
+    let took = start.elapsed().as_secs_f64();
+    match outcome {
+        Ok(count) => {
+            let verdict = if count.failed == 0 { "ok" } else { "FAILED" };
+            println!("=== {name}: {verdict} ({took:.1} s)");
+            count
+        }
+        Err(error) => {
+            println!("=== {name}: FAILED ({took:.1} s): {error:#}");
+            Count {
+                failed: 1,
+                ..Count::default()
+            }
+        }
+    }
 }
 
 /// Manifest of the fuzz targets, which are a workspace of their own.
@@ -186,7 +218,8 @@ fn is_of_this_program(variable: &str) -> bool {
 fn tests(quick: bool) -> Result<Count> {
     let mut command = cargo_command();
     command
-        .args(["test", "--workspace", "--no-fail-fast"])
+        // Without a run of rustdoc for each crate, which find nothing: no example is in the documentation (`tidy`).
+        .args(["test", "--workspace", "--tests", "--no-fail-fast"])
         .env(binaries::BIN_DIR, binaries::dir()?);
     if quick {
         command
@@ -246,6 +279,22 @@ fn tests(quick: bool) -> Result<Count> {
         }
         Err(why) => ui::say_loudly(&format!(
             "TESTS WITH PODMAN ARE SKIPPED: no podman: {why:#}"
+        )),
+    }
+    match tools::browser() {
+        Ok(()) => {
+            command.env(browser::REQUIRE_BROWSER, "1");
+        }
+        Err(why) => ui::say_loudly(&format!(
+            "TESTS WITH A BROWSER ARE SKIPPED: no Chromium: {why:#}"
+        )),
+    }
+    match tools::promtool() {
+        Ok(()) => {
+            command.env(promtool::REQUIRE_PROMTOOL, "1");
+        }
+        Err(why) => ui::say_loudly(&format!(
+            "TESTS OF ALERT RULES ARE SKIPPED: no promtool: {why:#}"
         )),
     }
     if let Err(why) = tools::s3() {
@@ -342,6 +391,34 @@ mod tests {
         );
         assert_eq!(counted("SKIPPED: a test: no CRIU").unwrap().skipped, 1);
         assert_eq!(counted("test result"), None);
+    }
+
+    #[test]
+    fn steps_of_a_stage_run_at_the_same_time_and_an_error_is_a_failed_test() {
+        let (to_other, from_other) = std::sync::mpsc::channel();
+        let waiting = move || {
+            let limit = std::time::Duration::from_secs(60);
+            from_other
+                .recv_timeout(limit)
+                .context("hear of the other step")?;
+            Ok(Count {
+                passed: 3,
+                ..Count::default()
+            })
+        };
+        let failing = move || {
+            to_other.send(()).context("tell the other step")?;
+            bail!("no reason")
+        };
+        let outcomes = at_once(vec![
+            ("waiting", Box::new(waiting)),
+            ("failing", Box::new(failing)),
+        ]);
+        let counts: Vec<_> = outcomes
+            .iter()
+            .map(|(name, count)| (*name, count.passed, count.failed))
+            .collect();
+        assert_eq!(counts, [("waiting", 3, 0), ("failing", 0, 1)]);
     }
 
     #[test]

@@ -4,12 +4,13 @@
 
 mod apt;
 mod bench;
+mod book;
 mod ci;
 mod demo;
 mod deny;
-mod docs;
 mod fuzz;
 mod guest;
+mod package;
 mod paths;
 mod rig;
 mod schema;
@@ -20,6 +21,7 @@ mod table;
 mod tidy;
 mod tools;
 mod ui;
+mod upgrade;
 
 use std::process::ExitCode;
 
@@ -47,8 +49,17 @@ enum Task {
     Bench(bench::Options),
     /// Run the crash tests longer than CI does.
     Soak(soak::Options),
-    /// Write the parts of docs/ that repeat types anew: exit codes, objects in JSON, options.
+    /// Build an earlier release, and roll a cluster of its programs forward to these, back and forward again.
+    Upgrade(upgrade::Options),
+    /// Make Debian packages, checksums and a bill of materials under target/packages, and check them.
+    Package(permafrost_package::PackageOptions),
+    /// Make everything that a release has, of a tree without changes, under target/release-files: packages, OCI image,
+    /// book, bill of materials and checksums; and check them.
+    Release(permafrost_package::PackageOptions),
+    /// Write the parts of docs/ that repeat the source: exit codes, objects in JSON, options, events.
     Docs,
+    /// Build the book of docs/ as HTML under target/book, with an mdBook that is fetched if it is missing.
+    Book,
     /// Check what can be checked of the rules in ARCHITECTURE.md without compiling the workspace.
     Tidy,
     /// Build the fuzz targets and run each for a bounded time.
@@ -80,6 +91,7 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::run(&options),
         Task::Bench(options) => bench::run(&options),
         Task::Soak(options) => soak::run(&options),
+        Task::Upgrade(options) => upgrade::run(&options),
         Task::Test { quick } => match ci::run(quick) {
             Ok(true) => Ok(()),
             // It has said why, and its summary is to stay the last line.
@@ -87,7 +99,10 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         Task::Fuzz { seconds } => run_fuzz(seconds),
-        Task::Docs => docs::write(),
+        Task::Package(options) => permafrost_package::run(&options, &package::ThisMachine),
+        Task::Release(options) => permafrost_package::release(&options, &package::ThisMachine),
+        Task::Docs => permafrost_reference::write(),
+        Task::Book => book::build(),
         Task::Tidy => check_tidiness(),
         Task::Schema { examples, seed } => check_schema(examples, seed),
         Task::Guest { scenarios } => guest(&scenarios),

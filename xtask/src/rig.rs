@@ -35,6 +35,13 @@ pub(crate) fn build_programs() -> Result<()> {
 /// # Errors
 /// The build fails; cargo has printed why.
 pub(crate) fn build_release() -> Result<()> {
+    if let Some(dir) = std::env::var_os(binaries::BIN_DIR) {
+        ui::say(&format!(
+            "the binaries of {} are measured",
+            Path::new(&dir).display()
+        ));
+        return Ok(());
+    }
     build(ci::cargo_command().args(["build", "--release", "--workspace", "--bins"]))?;
     let ours = binaries::dir()?;
     let profiles = ours.parent().context("find the target directory")?;

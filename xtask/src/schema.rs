@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -18,7 +18,7 @@ use permafrost_tests::workload::{self, Workload};
 
 use crate::ci::{self, Count};
 use crate::setup::{self, Criu};
-use crate::{paths, tools, ui};
+use crate::{tools, ui};
 
 /// Release of schemathesis.
 const RELEASE: &str = "4.32.5";
@@ -28,47 +28,6 @@ pub(crate) const CI_EXAMPLES: u32 = 40;
 
 /// Seed that CI uses.
 pub(crate) const CI_SEED: u64 = 1;
-
-/// schemathesis, installed into an environment of its own under `target/`.
-///
-/// # Errors
-/// There is no Python with venv, or its index cannot be reached.
-fn schemathesis() -> Result<PathBuf> {
-    let dir = paths::target().join("schemathesis").join(RELEASE);
-    let program = dir.join("bin/schemathesis");
-    if tools::says_version(&program) {
-        return Ok(program);
-    }
-    let task = ui::Task::begin("install schemathesis");
-    let run = |command: &mut Command| -> Result<()> {
-        let output = command
-            .stdin(Stdio::null())
-            .output()
-            .with_context(|| format!("run {}", command.get_program().display()))?;
-        if !output.status.success() {
-            bail!(
-                "{} fails ({}):\n{}",
-                command.get_program().display(),
-                output.status,
-                String::from_utf8_lossy(&output.stderr)
-            );
-        }
-        Ok(())
-    };
-    let _ = fs::remove_dir_all(&dir);
-    // A virtual environment knows its own path: it is made where it stays.
-    run(Command::new("python3").args(["-m", "venv"]).arg(&dir))?;
-    run(Command::new(dir.join("bin/pip")).args([
-        "install",
-        "--quiet",
-        &format!("schemathesis=={RELEASE}"),
-    ]))?;
-    if !tools::says_version(&program) {
-        bail!("schemathesis was installed and does not run");
-    }
-    task.done(&format!("{}", program.display()));
-    Ok(program)
-}
 
 /// Builds the daemon under test. Not needed if everything is built already.
 ///
@@ -91,7 +50,7 @@ pub(crate) fn build() -> Result<()> {
 /// # Errors
 /// The daemon does not start.
 pub(crate) fn run(examples: u32, seed: u64) -> Result<Count> {
-    let program = match schemathesis() {
+    let program = match tools::from_pypi("schemathesis", RELEASE, "schemathesis") {
         Ok(program) => program,
         Err(why) => {
             ui::say("############################################################");

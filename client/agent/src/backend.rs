@@ -10,8 +10,8 @@ use parking_lot::{Mutex, MutexGuard};
 use permafrost_criu::ProgressReceiver;
 use permafrost_criu::directory::{self, ExportedPart, ImagesDir};
 use permafrost_criu::frontend::{self, StreamError};
-use permafrost_criu::lazy::TouchedPages;
 use permafrost_criu::source::LazySource;
+use permafrost_lazy::{FillGate, TouchedPages};
 use permafrost_protocol::control::{self, ErrorCode, reply, request};
 
 use super::images::Served;
@@ -188,6 +188,10 @@ impl Backend for Remote {
         Ok(session)
     }
 
+    fn session(&self, id: &str) -> Option<Arc<RemoteDump>> {
+        self.sessions().get(id).cloned()
+    }
+
     fn start(
         &self,
         session: &Arc<RemoteDump>,
@@ -240,14 +244,29 @@ impl Backend for Remote {
 
     fn abort(&self, abort: &request::Abort) -> Result<(), control::Error> {
         let session = self.sessions().get(&abort.session).cloned();
-        if let Some(session) = session.filter(|session| !session.is_done()) {
-            session.discard("discarded on request")?;
+        let node = session.as_ref().map(|session| session.node.clone());
+        let aborted = match session.filter(|session| !session.is_done()) {
+            Some(session) => session.discard("discarded on request").map_err(Into::into),
+            None => {
+                // Each node that is asked would count it.
+                let abort = request::Abort {
+                    freeze_limit_reached: false,
+                    ..abort.clone()
+                };
+                self.nodes.ask_for(&request::Body::Abort(abort)).map(drop)
+            }
+        };
+        if aborted.is_ok() {
             self.sessions().remove(&abort.session);
-            return Ok(());
         }
-        self.nodes.ask_for(&request::Body::Abort(abort.clone()))?;
-        self.sessions().remove(&abort.session);
-        Ok(())
+        if let (true, Some(node)) = (abort.freeze_limit_reached, node) {
+            // The node counts it. The session has ended there with its conversation, so a refusal says nothing.
+            let count = request::Body::Abort(abort.clone());
+            if let Err(error) = self.nodes.ask(&node, count, self.nodes.until()) {
+                tracing::debug!(node, error = error.message, "abort told");
+            }
+        }
+        aborted
     }
 
     fn adopt(
@@ -305,9 +324,19 @@ impl Backend for Remote {
     fn show(&self, show: &request::Show) -> Result<control::Detail, control::Error> {
         match self.nodes.ask_for(&request::Body::Show(show.clone()))? {
             (_, reply::Body::Detail(detail)) => Ok(control::Detail {
-                agent: self.nodes.network.hello().name,
+                agent: self.nodes.network.name(),
                 ..detail
             }),
+            (node, _) => Err(odd_answer(&node)),
+        }
+    }
+
+    fn contents(
+        &self,
+        contents: &request::Describe,
+    ) -> Result<control::CheckpointContents, control::Error> {
+        match (self.nodes).ask_for(&request::Body::Describe(contents.clone()))? {
+            (_, reply::Body::Contents(contents)) => Ok(contents),
             (node, _) => Err(odd_answer(&node)),
         }
     }
@@ -521,7 +550,7 @@ impl Backend for Remote {
         let checkpoint = self.checkpoint(wanted.checkpoint)?;
         waits.begins();
         let lent: &dyn LazySource = &checkpoint;
-        serve(lent)
+        serve(lent, &FillGate::opened())
     }
 
     fn status(&self) -> Result<control::ServerStatus, control::Error> {
@@ -537,6 +566,13 @@ impl Backend for Remote {
 
     fn set_node(&self, set: &request::SetNode) -> Result<control::NodeList, control::Error> {
         match self.nodes.ask_any(&request::Body::SetNode(set.clone()))? {
+            (_, reply::Body::Nodes(list)) => Ok(list),
+            (node, _) => Err(odd_answer(&node)),
+        }
+    }
+
+    fn set_level(&self, set: &request::SetLevel) -> Result<control::NodeList, control::Error> {
+        match self.nodes.ask_any(&request::Body::SetLevel(set.clone()))? {
             (_, reply::Body::Nodes(list)) => Ok(list),
             (node, _) => Err(odd_answer(&node)),
         }

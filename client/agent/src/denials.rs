@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_identity::{Denial, DenyList, IdentityError, ReloadingIdentity};
-use permafrost_protocol::control::{self, VERSION, request};
+use permafrost_protocol::control::{self, request};
 use permafrost_protocol::wire::message;
 use permafrost_transport::peer::{self, Network, PeerError};
 use tokio::runtime::Handle;
@@ -79,12 +79,13 @@ impl DenialPoller {
         for entry in entries {
             let added = entry.parse().and_then(|denial: Denial| list.insert(denial));
             if let Err(error) = added {
-                tracing::warn!(node = node.name, %error, "an entry of the cluster's list is skipped");
+                tracing::warn!(event = "denial-entry-skipped", node = node.name, %error, "an entry of the cluster's list is skipped");
             }
         }
         let count = list.len();
         if self.identity.report_denials(&node.name, list) {
             tracing::warn!(
+                event = "cluster-denials-changed",
                 node = node.name,
                 count,
                 "the cluster's list of denied certificates has changed"
@@ -111,10 +112,9 @@ impl DenialPoller {
             Arc::new(move |_: &str| Some(address)),
             options,
         )?;
-        let body = message::request::Body::Control(control::Request {
-            version: VERSION,
-            body: Some(request::Body::Deny(request::Deny::default())),
-        });
+        let body = message::request::Body::Control(control::Request::new(request::Body::Deny(
+            request::Deny::default(),
+        )));
         let until = Instant::now() + PATIENCE;
         let answer = network.call_async(&node.name, body, until).await;
         network.close();

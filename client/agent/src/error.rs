@@ -19,6 +19,7 @@ pub(crate) enum DumpError {
     TooManyImages { images: usize, limit: usize },
     #[error("image {image} changed while it was read")]
     ImageChanged { image: String },
+    /// Cure: see that the images directory can be read, and dump again; the task goes on.
     #[error("read image {image}: {source}")]
     Image { image: String, source: io::Error },
 }
@@ -51,10 +52,13 @@ impl ReportedError for DumpError {
 /// Reason why no node does what an agent asks for.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NodesError {
+    /// Cure: name storage nodes: `permafrost agent --node NAME=ADDRESS:PORT`.
     #[error("no storage node is known")]
     NoNode,
+    /// Cure: none is needed: the command that waited has ended.
     #[error("the caller has gone while it waited for its turn")]
     CallerGone,
+    /// Cure: restore from another node, or an older generation; `permafrost scrub` on the node heals it.
     #[error("manifest of {checkpoint} from {node}: {source}")]
     Manifest {
         checkpoint: String,
@@ -65,8 +69,10 @@ pub(crate) enum NodesError {
     SealUnanswered(#[source] PeerError),
     #[error("{node}: {}", error.message)]
     DenialKept { node: String, error: control::Error },
+    /// Cure: look at CRIU's log, which the command names: CRIU ended before it read the images.
     #[error("CRIU did not come for the images")]
     NobodyCame,
+    /// Cure: try again; the message ends with what failed.
     #[error("stream {checkpoint}: {reason}")]
     Stream { checkpoint: String, reason: String },
 }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use permafrost_identity::ReloadingIdentity;
-use permafrost_protocol::control::{self, ErrorCode, Reply, Request, VERSION};
+use permafrost_protocol::access::Access;
+use permafrost_protocol::control::{self, ErrorCode, Reply, Request};
 use permafrost_protocol::wire::message;
 use permafrost_transport::peer::{self, Network, PeerError};
 use tokio::runtime::Handle;
@@ -111,23 +112,30 @@ impl Nodes {
         body: control::request::Body,
         until: Instant,
     ) -> Result<control::reply::Body, control::Error> {
-        let request = Request {
-            version: VERSION,
-            body: Some(body),
-        };
-        let body = message::request::Body::Control(request);
+        self.ask_once(node, body, until).map_err(|(error, _)| error)
+    }
+
+    /// Sends a request to one node. With an error comes whether the request may have been carried out.
+    fn ask_once(
+        &self,
+        node: &str,
+        body: control::request::Body,
+        until: Instant,
+    ) -> Result<control::reply::Body, (control::Error, bool)> {
+        let body = message::request::Body::Control(Request::new(body));
         match self.network.call(node, body, until) {
             Ok(message::reply::Body::Control(Reply { body: Some(body) })) => match body {
-                control::reply::Body::Error(error) => Err(error),
+                control::reply::Body::Error(error) => Err((error, false)),
                 body => Ok(body),
             },
-            Ok(_) => Err(odd_answer(node)),
-            Err(error) => Err(refusal(&error)),
+            Ok(_) => Err((odd_answer(node), true)),
+            Err(error) => Err((refusal(&error), error.may_have_arrived())),
         }
     }
 
     /// Sends a request to one node after another until one can be reached. Returns its name and its reply,
-    /// which may be a refusal.
+    /// which may be a refusal. One that may have been carried out is sent to another node only if it can be
+    /// [repeated](Access::is_repeatable).
     pub(super) fn ask_any(
         &self,
         body: &control::request::Body,
@@ -153,17 +161,22 @@ impl Nodes {
         let until = self.until();
         let mut refused: Option<control::Error> = None;
         let names = self.in_order();
+        let is_repeatable = Access::of_control(body).is_ok_and(|access| access.is_repeatable());
         for (name, at) in names.iter().zip(1..) {
             let asked = match self.reach(name, at < names.len()) {
-                Ok(()) => self.ask(name, body.clone(), until),
-                Err(error) => Err(refusal(&error)),
+                Ok(()) => self.ask_once(name, body.clone(), until),
+                Err(error) => Err((refusal(&error), false)),
             };
             match asked {
                 Ok(answer) => {
                     self.prefer(name);
                     return Ok((name.clone(), answer));
                 }
-                Err(error) if another_may(&error) && Instant::now() < until => {
+                Err((error, may_be_done))
+                    if another_may(&error)
+                        && (is_repeatable || !may_be_done)
+                        && Instant::now() < until =>
+                {
                     // The refusal of a node that answered counts more than that of a node that could not be reached.
                     if refused
                         .as_ref()
@@ -172,7 +185,7 @@ impl Nodes {
                         refused = Some(error);
                     }
                 }
-                Err(error) => return Err(error),
+                Err((error, _)) => return Err(error),
             }
         }
         Err(refused.unwrap_or_else(|| NodesError::NoNode.into()))

@@ -150,7 +150,7 @@ impl RemoteDump {
     /// Tells of a failure, unless the session was over before.
     fn failed(&self, is_news: Option<()>, reason: &str) {
         if is_news.is_some() {
-            tracing::warn!(session = %self.id, job = %self.request.job, node = %self.node, reason, "session failed");
+            tracing::warn!(event = "session-failed", session = %self.id, job = %self.request.job, node = %self.node, reason, "session failed");
             self.ended.send_replace(true);
         }
     }

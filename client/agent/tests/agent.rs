@@ -191,7 +191,10 @@ impl Handler for Fake {
                     body: Some(control::reply::Body::Denials(denials)),
                 })
             }
-            wire::Body::Ping(_) => reply::Body::Done(Done { free_bytes: 1 }),
+            wire::Body::Ping(_) => reply::Body::Done(Done {
+                free_bytes: 1,
+                ..Done::default()
+            }),
             wire::Body::Control(control::Request {
                 body: Some(request::Body::Show(_)),
                 ..

@@ -1,4 +1,5 @@
-//! `permafrost bench`: measures the duration of suspending and resuming on this machine.
+//! `permafrost bench`: measures the duration of suspending and resuming on this machine. `permafrost simulate`: replays
+//! workloads through policies.
 //!
 //! - `tiers`: on each storage tier under consideration, for the choice of hardware or of a policy;
 //! - `node`: on a node that runs, for its own estimates.
@@ -9,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod against;
 mod child;
 mod cycle;
 mod etcd;
@@ -16,6 +18,7 @@ mod fit;
 mod guard;
 mod machine;
 mod node;
+mod simulate;
 mod task;
 mod tiers;
 mod workload;
@@ -23,6 +26,7 @@ mod workload;
 use clap::{Args, Subcommand};
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::Failure;
+pub use simulate::{SIMULATE_EXAMPLES, SimulateArguments, simulate};
 
 /// Options of `permafrost bench`.
 #[derive(Debug, Args)]

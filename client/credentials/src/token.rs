@@ -1,5 +1,10 @@
 //! `permafrost token`: makes tokens for a node's HTTP API.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
 use clap::{Args, Subcommand};
 use permafrost_identity::{Namespaces, Scope, Scopes, Token};
 use permafrost_terminal::context::Context;
@@ -12,8 +17,8 @@ The token itself is printed this once; nodes keep its hash. Without --namespace 
 file of --api-tokens again when it changes: a line that is taken out is refused within a second.
 
 Examples:
-    permafrost token new --name slurm --scopes read,reserve --quiet > token      # for --api-token-file
-    permafrost token new --name slurm --scopes read,reserve --json | jq -r .line >> /etc/permafrost/api-tokens
+    permafrost token new --name me --scopes read --add-to /etc/permafrost/api-tokens       # prints the token
+    permafrost token new --name slurm --scopes read,reserve --quiet > token                # for --api-token-file
 ";
 
 /// Arguments of `permafrost token`.
@@ -40,6 +45,9 @@ struct NewArguments {
     /// A namespace whose jobs it may see. Repeatable.
     #[arg(long = "namespace", value_name = "NS")]
     namespaces: Vec<String>,
+    /// Append the line to the node's file of tokens, which is made with mode 0600 if there is none.
+    #[arg(long, value_name = "FILE")]
+    add_to: Option<PathBuf>,
 }
 
 /// A token, and its line for the node's file.
@@ -59,7 +67,11 @@ pub fn token(context: &Context, arguments: &TokenArguments) -> Result<(), Failur
     match &arguments.command {
         TokenCommand::New(arguments) => {
             let new = new(arguments)?;
-            context.remark(&format!("the line for --api-tokens: {}", new.line));
+            match &arguments.add_to {
+                Some(path) => append(path, &new.line)
+                    .map_err(|error| Failure::io("append to", path, &error))?,
+                None => context.remark(&format!("the line for --api-tokens: {}", new.line)),
+            }
             context.print(&new, |new| new.token.clone())
         }
     }
@@ -85,6 +97,23 @@ fn new(arguments: &NewArguments) -> Result<New, Failure> {
     })
 }
 
+/// Appends a line to a file in one write, as a node may read it at any time.
+fn append(path: &Path, line: &str) -> std::io::Result<()> {
+    let mut file = OpenOptions::new()
+        .read(true)
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(path)?;
+    let before = std::fs::read(path)?;
+    let separator = if before.is_empty() || before.ends_with(b"\n") {
+        ""
+    } else {
+        "\n"
+    };
+    file.write_all(format!("{separator}{line}\n").as_bytes())
+}
+
 /// Parses a name as the node accepts it.
 fn parse_name(text: &str) -> Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
@@ -98,6 +127,8 @@ fn parse_name(text: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use permafrost_identity::TokenHash;
 
     use super::*;
@@ -108,6 +139,7 @@ mod tests {
             name: "slurm".to_owned(),
             scopes: scopes.iter().map(|&scope| scope.to_owned()).collect(),
             namespaces: vec!["b".to_owned(), "a".to_owned()],
+            add_to: None,
         };
         let new = new(&arguments(&["reserve", "read"])).unwrap();
         let hash = TokenHash::of(&new.token);
@@ -117,5 +149,18 @@ mod tests {
         for bad in ["", "a b", "a/b", &"x".repeat(65)] {
             assert!(parse_name(bad).is_err(), "{bad}");
         }
+    }
+    #[test]
+    fn lines_are_appended_to_a_file_that_only_its_owner_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api-tokens");
+        append(&path, "a read 1").unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        // An editor may have left out the last newline.
+        std::fs::write(&path, "a read 1").unwrap();
+        append(&path, "b read 2").unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text, "a read 1\nb read 2\n");
     }
 }

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::processes;
@@ -22,6 +23,12 @@ pub struct ProcessHandle {
 }
 
 impl ProcessHandle {
+    /// Returns the pid that the process had when it was opened.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
     /// Opens the process that has `pid` now.
     ///
     /// # Errors
@@ -48,6 +55,17 @@ impl ProcessHandle {
         let _ = pidfd_send_signal(&self.fd, Signal::KILL);
     }
 
+    /// Signals the process; one that has ended already is not an error.
+    ///
+    /// # Errors
+    /// The process belongs to another user.
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+        match pidfd_send_signal(&self.fd, signal) {
+            Err(Errno::SRCH) => Ok(()),
+            sent => Ok(sent?),
+        }
+    }
+
     /// Returns true if the process has ended, reaped or not.
     #[must_use]
     pub fn has_ended(&self) -> bool {
@@ -61,6 +79,12 @@ impl ProcessHandle {
 pub struct TreeHandles(Vec<ProcessHandle>);
 
 impl TreeHandles {
+    /// Returns the pids of the processes that have not ended.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        self.living().map(|process| process.pid).collect()
+    }
+
     /// Adds a process.
     pub fn push(&mut self, process: ProcessHandle) {
         self.0.push(process);
@@ -93,6 +117,18 @@ impl TreeHandles {
             }
         }
         self.0.append(&mut new);
+    }
+
+    /// Signals the processes that have not ended; failures are left to [`TreeHandles::end`].
+    pub fn signal(&self, signal: Signal) {
+        for process in &self.0 {
+            let _ = process.signal(signal);
+        }
+    }
+
+    /// Returns the number of processes that have not ended.
+    pub fn living_count(&self) -> usize {
+        self.living().count()
     }
 
     /// Drops the handles of processes that have ended.

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod contents;
 pub mod directory;
 mod freeze;
 pub mod frontend;
@@ -10,7 +11,7 @@ mod guard;
 pub mod handles;
 pub mod handover;
 pub mod hooks;
-pub mod lazy;
+pub mod kin;
 mod log;
 pub mod memory;
 pub mod options;
@@ -23,6 +24,7 @@ pub mod source;
 pub mod tracking;
 pub mod tree;
 pub mod verdict;
+pub mod way;
 
 pub use freeze::FreezeLimit;
 pub use guard::{Guarded, guard};

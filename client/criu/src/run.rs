@@ -103,6 +103,32 @@ impl Criu {
             .map_err(|source| self.not_started(source))
     }
 
+    /// Runs `criu check`, which tries what CRIU needs of the kernel. Returns the errors that it reports; none if it
+    /// succeeds.
+    ///
+    /// # Errors
+    /// See [`CriuError`].
+    pub fn check(&self) -> Result<Vec<String>, CriuError> {
+        let output = Command::new(&self.program)
+            .arg("check")
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|source| self.not_started(source))?;
+        if output.status.success() {
+            return Ok(Vec::new());
+        }
+        let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+        let lines = err.lines().chain(out.lines());
+        let mut errors: Vec<_> = lines
+            .filter(|line| line.contains("Error"))
+            .map(|line| line.trim().to_owned())
+            .collect();
+        if errors.is_empty() {
+            errors.push(output.status.to_string());
+        }
+        Ok(errors)
+    }
+
     fn not_started(&self, source: io::Error) -> CriuError {
         match source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => CriuError::NotFound {

@@ -37,6 +37,17 @@ pub trait CheckpointSource {
     /// The pagemap cannot be read.
     fn pagemap(&self, place: usize) -> Result<Vec<u8>, Self::Error>;
 
+    /// Passes on the positions and checksums of an address space's pages, ascending: the first index, and the pages. Reads
+    /// no pages.
+    ///
+    /// # Errors
+    /// The map cannot be read. Some of it may have been passed on.
+    fn positions(
+        &self,
+        place: usize,
+        take: &mut dyn FnMut(u64, OutlinePages<'_>),
+    ) -> Result<(), Self::Error>;
+
     /// Writes the pages of an address space, ascending. On damage the pages before it are written.
     ///
     /// # Errors
@@ -91,6 +102,14 @@ impl<S: CheckpointSource<Error: Into<control::Error>>> CheckpointSource for Repo
         self.0.pagemap(place).map_err(Into::into)
     }
 
+    fn positions(
+        &self,
+        place: usize,
+        take: &mut dyn FnMut(u64, OutlinePages<'_>),
+    ) -> Result<(), control::Error> {
+        self.0.positions(place, take).map_err(Into::into)
+    }
+
     fn pages(&self, place: usize, out: &mut PagesOut<'_>) -> Result<(), ReadError<control::Error>> {
         self.0.pages(place, out).map_err(ReadError::reported)
     }
@@ -132,6 +151,44 @@ impl<S: Into<control::Error>> ReadError<S> {
 impl<S> From<io::Error> for ReadError<S> {
     fn from(error: io::Error) -> Self {
         Self::Taker(error)
+    }
+}
+
+/// Pages by their checksums.
+#[derive(Clone, Copy, Debug)]
+pub enum OutlinePages<'a> {
+    /// Number of zero pages.
+    Zero(u64),
+    /// CRC32s of stored pages.
+    Stored(&'a [u32]),
+}
+
+impl OutlinePages<'_> {
+    /// Returns the number of pages.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::Zero(pages) => *pages,
+            Self::Stored(crcs) => crcs.len() as u64,
+        }
+    }
+
+    /// Returns true if there are no pages.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the pages without the first `count`.
+    #[must_use]
+    pub fn without(self, count: u64) -> Self {
+        match self {
+            Self::Zero(pages) => Self::Zero(pages.saturating_sub(count)),
+            Self::Stored(crcs) => {
+                let count = usize::try_from(count).unwrap_or(usize::MAX);
+                Self::Stored(crcs.get(count..).unwrap_or_default())
+            }
+        }
     }
 }
 

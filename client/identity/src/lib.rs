@@ -49,6 +49,7 @@ pub use subject::{DOMAIN, MAX_NAME_BYTES, Subject, server_name};
 pub use token::{NoHash, Token, TokenHash};
 
 use deny::DenyFiles;
+use permafrost_protocol::versions::{self, Interface, VersionRange};
 use tls::{Current, Denied, Material};
 
 /// Number of attempts to read files that change while they are read.
@@ -128,7 +129,8 @@ impl Identity {
     /// # Errors
     /// TLS cannot be set up; this does not happen with loaded certificates.
     pub fn quic_server_config(&self) -> Result<quinn::ServerConfig, IdentityError> {
-        tls::quic_server_config(self.material.clone())
+        let spoken = versions::own().of(Interface::Wire);
+        tls::quic_server_config(self.material.clone(), spoken)
     }
 
     /// Returns the configuration of QUIC connections to nodes, which show this identity's certificate. Connect
@@ -136,6 +138,17 @@ impl Identity {
     /// compared with the name.
     pub fn quic_client_config(&self) -> quinn::ClientConfig {
         self.material.quic_client.clone()
+    }
+
+    /// Returns a configuration like [`Self::quic_client_config`] for an end that speaks these versions of the wire.
+    ///
+    /// # Errors
+    /// TLS cannot be set up; this does not happen with loaded certificates.
+    pub fn quic_client_config_speaking(
+        &self,
+        spoken: VersionRange,
+    ) -> Result<quinn::ClientConfig, IdentityError> {
+        self.material.quic_client_speaking(spoken)
     }
 
     /// Returns the configuration of HTTP over TLS to a node: shows this identity's certificate, and compares

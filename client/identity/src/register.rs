@@ -65,7 +65,7 @@ impl Register {
         // Called without the lock, because the end of a connection drops its entry.
         for (open, reason) in ended {
             let Subject { role, name, .. } = &open.subject;
-            tracing::warn!(peer = %format_args!("{role} {name}"), serial = open.subject.serial, reason, "connection ended");
+            tracing::warn!(event = "peer-connection-ended", peer = %format_args!("{role} {name}"), serial = open.subject.serial, reason, "connection ended");
             (open.end)(&reason);
         }
     }

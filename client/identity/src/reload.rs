@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use permafrost_protocol::versions::VersionRange;
 use rustls::pki_types::CertificateDer;
 
 use super::deny::{Denial, DenyFiles, DenyList};
@@ -288,12 +289,16 @@ impl ReloadingIdentity {
         Ok(changed)
     }
 
-    /// Returns a configuration like [`Identity::quic_server_config`] that follows changes of the files.
+    /// Returns a configuration like [`Identity::quic_server_config`] that follows changes of the files, for an end
+    /// that speaks these versions of the wire.
     ///
     /// # Errors
     /// The same as for [`Identity::quic_server_config`].
-    pub fn quic_server_config(&self) -> Result<quinn::ServerConfig, IdentityError> {
-        tls::quic_server_config(self.shared.clone())
+    pub fn quic_server_config(
+        &self,
+        spoken: VersionRange,
+    ) -> Result<quinn::ServerConfig, IdentityError> {
+        tls::quic_server_config(self.shared.clone(), spoken)
     }
 
     /// Returns the configuration of an HTTPS server that follows changes of the files: TLS 1.2 and 1.3. A
@@ -357,7 +362,10 @@ impl Shared {
             && look.at.elapsed() >= self.interval
             && let Err(error) = self.reload(&mut look)
         {
-            tracing::warn!("keep what was read before, the new files cannot be used: {error}");
+            tracing::warn!(
+                event = "credentials-not-reloaded",
+                "keep what was read before, the new files cannot be used: {error}"
+            );
         }
         self.used()
     }
@@ -378,6 +386,7 @@ impl Shared {
         look.denials_seen = stamps;
         let list = look.deny_files.load()?;
         tracing::info!(
+            event = "denials-reloaded",
             entries = list.len(),
             "use the new list of denied certificates"
         );
@@ -399,6 +408,7 @@ impl Shared {
         look.seen = stamps;
         let identity = Identity::load_with(&self.directory, &self.denied)?;
         tracing::info!(
+            event = "certificate-reloaded",
             "use the new certificate of {} in {}",
             identity.name(),
             self.directory.display()
@@ -454,10 +464,12 @@ impl Shared {
         let directory = self.directory.display();
         match identity.not_after().duration_since(now) {
             Ok(left) => tracing::warn!(
+                event = "certificate-expires-soon",
                 hours_left = left.as_secs() / 3_600,
                 "the certificate in {directory} is about to expire: issue a new one (permafrost pki rotate), which is used without a restart"
             ),
             Err(_) => tracing::error!(
+                event = "certificate-expired",
                 "the certificate in {directory} has expired, and everybody refuses it: issue a new one (permafrost pki rotate), which is used without a restart"
             ),
         }

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use parking_lot::RwLock;
-use permafrost_protocol::wire::ALPN;
+use permafrost_protocol::versions::{self, Interface, VersionRange};
+use permafrost_protocol::wire;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
@@ -102,7 +103,7 @@ impl Denied {
         match Subject::of(certificate) {
             Ok(subject) if list.refuses(&subject).is_some() => {
                 tracing::warn!(
-                    peer = %format_args!("{} {}", subject.role, subject.name),
+                    event = "denied-certificate-refused", peer = %format_args!("{} {}", subject.role, subject.name),
                     serial = subject.serial,
                     "handshake refused: the certificate is denied"
                 );
@@ -146,6 +147,14 @@ impl Current for Material {
 }
 
 impl Material {
+    /// Returns the configuration of QUIC connections for an end that speaks these versions of the wire.
+    pub(crate) fn quic_client_speaking(
+        &self,
+        spoken: VersionRange,
+    ) -> Result<quinn::ClientConfig, IdentityError> {
+        quic_client_config(&self.certified, &self.servers, spoken)
+    }
+
     /// Returns the configuration of an HTTPS client that shows this identity's certificate.
     pub(crate) fn https_client(&self) -> Result<rustls::ClientConfig, IdentityError> {
         https_client_config(self.servers.clone(), Some(&self.certified))
@@ -217,7 +226,8 @@ impl Material {
 
         let certified = Arc::new(certified);
         let servers = server_verifier(roots, Some(denied))?;
-        let quic_client = quic_client_config(&certified, &servers)?;
+        let spoken = versions::own().of(Interface::Wire);
+        let quic_client = quic_client_config(&certified, &servers, spoken)?;
         Ok(Self {
             subject,
             certified,
@@ -305,13 +315,14 @@ pub(crate) fn verify_chain(
 fn quic_client_config(
     certified: &Arc<CertifiedKey>,
     servers: &Arc<dyn ServerCertVerifier>,
+    spoken: VersionRange,
 ) -> Result<quinn::ClientConfig, IdentityError> {
     let mut config = rustls::ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(servers.clone())
         .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certified.as_ref().clone())));
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = wire::offered(spoken);
     config.resumption = Resumption::disabled();
     let config = QuicClientConfig::try_from(config)
         .map_err(|error| rustls::Error::General(error.to_string()))?;
@@ -320,9 +331,10 @@ fn quic_client_config(
 
 pub(crate) fn quic_server_config(
     source: Arc<dyn Current>,
+    spoken: VersionRange,
 ) -> Result<quinn::ServerConfig, IdentityError> {
     let mut config = server_config(source, &[&rustls::version::TLS13])?;
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = wire::offered(spoken);
     let config = QuicServerConfig::try_from(config)
         .map_err(|error| rustls::Error::General(error.to_string()))?;
     Ok(quinn::ServerConfig::with_crypto(Arc::new(config)))

@@ -23,34 +23,66 @@ pub enum Code {
     /// Done. Also if the reader of the output has gone: no failure, but no reason to go on.
     Unread = 0,
     /// An error of Permafrost's own, or one that has no code of its own.
+    ///
+    /// Cure: read the message and the daemon's log; `permafrost doctor` looks for known faults, and `permafrost
+    /// report` collects what a report of a defect needs.
     Internal = 1,
     /// The command line or the request makes no sense.
+    ///
+    /// Cure: correct what the message names; `permafrost COMMAND --help` has every option, with examples.
     Invalid = 2,
     /// No such job, checkpoint, session, process, node or file.
+    ///
+    /// Cure: `permafrost ls` lists jobs and checkpoints, `permafrost status` sessions, `permafrost node ls` nodes.
     NotFound = 3,
     /// Another object is in the way: an open dump of the job, a pin, a directory that is not empty; or a reservation
     /// is unknown.
+    ///
+    /// Cure: the message names what is in the way: wait for it, remove it, or take another name.
     Conflict = 4,
     /// CRIU failed, or is not installed.
+    ///
+    /// Cure: follow the hint, which goes by CRIU's own error; the log that is named has all of it. `permafrost
+    /// doctor` runs `criu check`.
     CriuFailed = 5,
     /// The region is full, or no tmpfs has room for the images.
+    ///
+    /// Cure: remove checkpoints (`permafrost prune`, `rm`), add a file (`permafrost region add`), or give images a
+    /// larger tmpfs or `--work-dir`.
     NoSpace = 6,
     /// A page or a record is damaged.
+    ///
+    /// Cure: in a cluster `permafrost scrub` heals it from other copies; otherwise restore an older generation
+    /// (`permafrost ls`).
     Corrupt = 7,
     /// The dump's session failed.
+    ///
+    /// Cure: the task goes on: dump again; the message says why the session failed.
     SessionFailed = 8,
     /// The caller has no permission.
+    ///
+    /// Cure: run as root, or ask with a certificate or token that has the right: `permafrost pki show`,
+    /// docs/security.md.
     Denied = 9,
     /// `permafrostd` cannot be reached, went away, or did not take a checkpoint within `--freeze-limit`.
+    ///
+    /// Cure: start `permafrostd`, or name its socket with `--socket`; its log says why it stopped. The task goes on.
     Unreachable = 10,
     /// Not enough nodes for the requested durability, no live node that holds the checkpoint, no figures yet for the
     /// requested answer, too many requests, too many waiting in the queue, or the registry does not answer: nothing
     /// was done, try again later.
+    ///
+    /// Cure: try again when nodes or etcd are back (`permafrost node ls`, `permafrost doctor`), or ask for less:
+    /// `--durability local`.
     Unavailable = 11,
-    /// `plan`: all candidates together free too little, or there are fewer nodes with room than copies. The plan is
-    /// printed all the same.
+    /// `plan`: all candidates together free too little, or there are fewer nodes with room than copies. `preempt`,
+    /// `shrink`: less became free than requested. The plan or the report is printed all the same.
+    ///
+    /// Cure: name more candidates, or want less.
     NotEnough = 12,
     /// SIGINT, SIGTERM or SIGHUP ended the command.
+    ///
+    /// Cure: run the command again; what it had begun was rolled back, or is reported.
     Interrupted = 130,
 }
 
@@ -108,7 +140,7 @@ pub struct Failure {
     /// Error lines of CRIU besides its reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub criu: Vec<String>,
-    /// Path to which CRIU's log was saved.
+    /// Path of the log that says more: CRIU's, which was saved, or that of a lazy restore's keeper.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log: Option<PathBuf>,
     /// True if the images are all that is left of the process.

@@ -114,7 +114,8 @@ impl Interrupts {
 
     /// Replaces a failure by one of being interrupted, if an interrupt has caused it.
     pub fn explain(&self, failure: Failure) -> Failure {
-        if self.came() && failure.code == Code::Unreachable {
+        let may_follow = matches!(failure.code, Code::Unreachable | Code::SessionFailed);
+        if self.came() && may_follow {
             Failure::interrupted("interrupted")
         } else {
             failure

@@ -1,13 +1,15 @@
 //! The shared parts of the subcommands of `permafrost`: the global options, failures and their exit codes, tables,
-//! progress, interrupts.
+//! progress, interrupts, names.
 #![forbid(unsafe_code)]
 
+pub mod api;
 mod causes;
 pub mod context;
 pub mod descriptors;
 pub mod failure;
 pub mod human;
 pub mod interrupt;
+pub mod names;
 pub mod progress;
 pub mod table;
 pub mod visible;

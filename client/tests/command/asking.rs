@@ -295,6 +295,96 @@ fn a_plan_says_by_its_exit_code_whether_it_is_enough() {
 }
 
 #[test]
+fn the_policy_that_is_named_decides() {
+    let mut answer = plan("kill", true);
+    answer["decisions"] = json!([{
+        "task": "t", "node": "n1", "action": {"preempt": "kill"}, "score": {"containers": 3},
+        "runner_up": {"task": "u", "action": {"preempt": "kill"}, "score": {"containers": 1}},
+        "reason": "its job has most containers", "frees": {"cpu_millis": 500, "memory_bytes": 4096}
+    }]);
+    for (name, full) in [("mr+srt", "mr+srt"), ("cheaper", "adaptive+cheaper")] {
+        let api = Api::start(&[("/v1/preempt", 200, answer.clone())]);
+        let file = api.daemon.path().join("tasks");
+        std::fs::write(&file, "[]").unwrap();
+        let mut arguments = vec!["plan", "preempt", "--cpu", "0.5", "--policy", name];
+        arguments.extend(["--candidates", file.to_str().unwrap()]);
+        let output = api.daemon.run(&arguments);
+        assert_exit(&output, 0);
+        let text = stdout(&output);
+        assert!(
+            text.contains("3 containers") && text.contains("u kill, 1 containers"),
+            "{text}"
+        );
+        assert_eq!(api.asked("/v1/preempt")["policy"], full);
+        assert_eq!(api.asked("/v1/preempt")["seed"], Value::Null);
+        arguments.extend(["--seed", "7"]);
+        assert_exit(&api.daemon.run(&arguments), 0);
+        assert_eq!(api.asked("/v1/preempt")["seed"], 7);
+        arguments.push("--json");
+        let output = api.daemon.run(&arguments);
+        assert_eq!(read_json(&output.stdout)["decisions"], answer["decisions"]);
+    }
+    let api = Api::start(&[]);
+    let output = api.daemon.run(&[
+        "plan", "preempt", "--cpu", "1", "--pid", "7:a", "--policy", "fifo",
+    ]);
+    assert_exit(&output, 2);
+    let error = stderr(&output);
+    assert!(
+        error.contains("fifo") && error.contains("mr+srt"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_daemon_that_decides_otherwise_than_the_library_fails_a_simulation() {
+    let mut answer = plan("kill", true);
+    answer["decisions"] = json!([]);
+    let api = Api::start(&[("/v1/preempt", 200, answer)]);
+    let simulate = |more: &[&str]| {
+        let line = [
+            "simulate",
+            "--workload",
+            "two-jobs",
+            "--medium",
+            "hdd",
+            "--against",
+            "socket",
+        ];
+        api.daemon.run(&[&line[..], more].concat())
+    };
+    let output = simulate(&["--policy", "kill", "--json"]);
+    assert_exit(&output, 4);
+    let against = &read_json(&output.stdout)["against"];
+    assert!(against["different"].as_u64() >= Some(1), "{against}");
+    let first = against["differences"][0].as_str().unwrap();
+    assert!(
+        first.contains("the library decides kill of 0; the daemon"),
+        "{first}"
+    );
+    let asked = api.asked("/v1/preempt");
+    assert_eq!(asked["policy"], "kill");
+    assert_eq!(asked["candidates"][0]["id"], "0");
+    let output = simulate(&["--policy", "kill,mr+srt"]);
+    assert_exit(&output, 2);
+    assert!(stderr(&output).contains("mr+srt"));
+    // Nothing to compare, and nobody to ask.
+    assert_exit(&simulate(&["--policy", "wait"]), 11);
+    let nobody = [
+        "simulate",
+        "--workload",
+        "two-jobs",
+        "--policy",
+        "kill",
+        "--against",
+    ];
+    let output = api
+        .daemon
+        .run(&[&nobody[..], &["http://127.0.0.1:1"]].concat());
+    assert_exit(&output, 11);
+}
+
+#[test]
 fn a_task_without_a_checkpoint_begins_anew() {
     let restart = json!({
         "answered_by": "n1", "age_s": 0.5,

@@ -18,7 +18,9 @@ use permafrost_protocol::control::{
 use permafrost_protocol::manifest::Origin;
 
 use crate::fake::{Daemon, Victim, assert_exit, json, refusal, remove_log, stderr};
-use crate::for_dumps::{DUMPS, SEALS, for_dumps, job_of, left_behind, names, opened, sealed};
+use crate::for_dumps::{
+    DUMPS, SEALS, for_dumps, for_dumps_into, job_of, left_behind, names, opened, sealed,
+};
 
 #[test]
 fn dump_opens_runs_criu_and_reports_the_sealed_checkpoint() {
@@ -45,6 +47,8 @@ fn dump_opens_runs_criu_and_reports_the_sealed_checkpoint() {
     assert_eq!(report["checkpoint"]["generation"], 7);
     assert_eq!(report["seal_us"], 812);
     assert_eq!(report["incremental"], false);
+    assert_eq!(report["way"], "page-server");
+    assert_eq!(report["way_reason"], "old-daemon");
     assert_eq!(report["restore_needs"][0], "--external=dev[1/2]:x");
     assert_eq!(names(&daemon), ["show", "open"]);
 
@@ -77,6 +81,25 @@ fn dump_opens_runs_criu_and_reports_the_sealed_checkpoint() {
             .trim(),
         daemon.socket().to_str().unwrap()
     );
+}
+
+#[test]
+fn a_process_that_is_larger_than_the_daemons_pipes_is_not_streamed() {
+    let (daemon, _pages) = for_dumps_into(1, None, sealed());
+    daemon.criu(DUMPS);
+    daemon.script("action", SEALS);
+    let victim = Victim::start();
+    let pid = victim.pid();
+    let dump = ["dump", "--leave-running", "--job=train", "--pid", &pid];
+    let output = daemon.run(&[&["--json"], &dump[..]].concat());
+    assert_exit(&output, 0);
+    let report = json(&output.stdout);
+    assert_eq!(report["way"], "page-server");
+    assert_eq!(report["way_reason"], "few-pipes");
+    let output = daemon.run(&[&dump[..], &["--page-server"]].concat());
+    assert_exit(&output, 0);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("protocol (--page-server)"), "{said}");
 }
 
 #[test]

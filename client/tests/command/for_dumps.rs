@@ -19,6 +19,15 @@ pub(crate) fn for_dumps(
     parent: Option<(u64, Origin)>,
     seal: reply::Body,
 ) -> (Daemon, Arc<Mutex<String>>) {
+    for_dumps_into(0, parent, seal)
+}
+
+/// Starts a daemon for dumps of `train` that has pipes for so many bytes of pages.
+pub(crate) fn for_dumps_into(
+    pipe_bytes: u64,
+    parent: Option<(u64, Origin)>,
+    seal: reply::Body,
+) -> (Daemon, Arc<Mutex<String>>) {
     let pages = Arc::new(Mutex::new(String::new()));
     let endpoint = pages.clone();
     let daemon = Daemon::start(move |request| {
@@ -30,6 +39,7 @@ pub(crate) fn for_dumps(
             request::Body::Show(_) => refusal(ErrorCode::NotFound),
             request::Body::Open(_) => reply::Body::SessionOpened(SessionOpened {
                 session: "5e55".to_owned(),
+                pipe_bytes,
                 socket: endpoint.lock().clone(),
                 parent_generation: parent.as_ref().map_or(0, |(generation, _)| *generation),
                 ..SessionOpened::default()

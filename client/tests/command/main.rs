@@ -2,6 +2,7 @@
 //! script: the requests, the output and the exit codes of each command.
 
 mod asking;
+mod doctor;
 mod dump;
 mod fake;
 mod for_dumps;
@@ -11,5 +12,6 @@ mod output;
 mod pki;
 mod pre_copy;
 mod restore;
+mod simulate;
 mod tracking;
 mod transfer;

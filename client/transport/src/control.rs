@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use permafrost_protocol::control::{
-    self, Checkpoint, Checkpoints, Denials, Detail, Done, ErrorCode, Exported, GcReport, KeyList,
-    LazyServed, NodeList, Progress, Pruned, Rebuilt, RegionMedia, Reply, ReportedError, Request,
-    Reserved, RetentionRules, Scrubbed, ServerStatus, SessionOpened, Verified, reply, request,
+    self, Checkpoint, CheckpointContents, Checkpoints, Denials, Detail, Done, ErrorCode, Exported,
+    GcReport, KeyList, LazyServed, NodeList, Progress, Pruned, Rebuilt, RegionMedia, Reply,
+    ReportedError, Request, Reserved, RetentionRules, Scrubbed, ServerStatus, SessionOpened,
+    Verified, reply, request,
 };
 
 use crate::framing::{self, FramingError};
@@ -31,6 +32,8 @@ pub const SOCKET_VARIABLE: &str = "PERMAFROST_SOCKET";
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// No process listens on the control socket, or the caller may not open it.
+    ///
+    /// Cure: start permafrostd, or name its control socket with `--socket` or `PERMAFROST_SOCKET`.
     #[error("cannot reach permafrostd at {}: {source}", path.display())]
     Unreachable {
         /// Path of the control socket.
@@ -39,12 +42,16 @@ pub enum ControlError {
         source: io::Error,
     },
     /// The request could not be sent.
+    ///
+    /// Cure: permafrostd has stopped meanwhile: its log says why; run the command again.
     #[error("send control request: {0}")]
     Send(#[source] io::Error),
     /// The reply could not be received.
     #[error(transparent)]
     Receive(#[from] FramingError),
     /// The daemon closed the connection before it replied.
+    ///
+    /// Cure: permafrostd has stopped meanwhile: its log says why; run the command again.
     #[error("permafrostd closed the connection without an answer")]
     Closed,
     /// The daemon refused the request.
@@ -58,6 +65,8 @@ pub enum ControlError {
         hint: String,
     },
     /// The daemon's reply does not fit the request: another version.
+    ///
+    /// Cure: use the same version of `permafrost` and `permafrostd` (`permafrost status`).
     #[error("unexpected answer from permafrostd, {expected} was due")]
     Unexpected {
         /// Name of the expected reply.
@@ -142,6 +151,7 @@ answers! {
     RegionMedia(RegionMedia),
     KeyList(KeyList),
     Denials(Denials),
+    Contents(CheckpointContents),
 }
 
 calls! {
@@ -159,10 +169,13 @@ calls! {
     Stream -> Exported,
     Lend -> LazyServed,
     Thaw -> LazyServed,
+    TakeSpace -> Done,
+    EndPages -> Done,
     Status -> ServerStatus,
     Nodes -> NodeList,
     SetNode -> NodeList,
     Rebuild -> Rebuilt,
+    SetLevel -> NodeList,
     Scrub -> Scrubbed,
     Gc -> GcReport,
     SetRetention -> RetentionRules,
@@ -173,6 +186,7 @@ calls! {
     Took -> Done,
     Media -> RegionMedia,
     Keys -> KeyList,
+    Describe -> CheckpointContents,
     Deny -> Denials,
 }
 
@@ -271,11 +285,29 @@ impl Connection {
         request: C,
         descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<(), ControlError> {
-        let request = Request {
-            version: control::VERSION,
-            body: Some(request.into_body()),
-        };
-        framing::send(&self.stream, &request, descriptor.as_slice()).map_err(ControlError::Send)
+        self.send(request, descriptor.as_slice())
+    }
+
+    /// Sends a request with several descriptors, at most [`framing::MAX_FDS`], and waits for its reply.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; a refusal leaves the connection usable.
+    pub fn call_with_all<C: Call>(
+        &mut self,
+        request: C,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<C::Answer, ControlError> {
+        self.send(request, descriptors)?;
+        self.finish::<C>(&mut |_| {})
+    }
+
+    fn send<C: Call>(
+        &mut self,
+        request: C,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), ControlError> {
+        let request = Request::new(request.into_body());
+        framing::send(&self.stream, &request, descriptors).map_err(ControlError::Send)
     }
 
     /// Announces that no other request follows; the reply that is due still comes.
@@ -431,7 +463,7 @@ mod tests {
         assert_eq!((exported.files, seen), (7, vec![1, 2]));
         let requests = serving.join().unwrap();
         assert_eq!(requests.len(), 1);
-        assert_eq!(requests[0].0.version, control::VERSION);
+        assert_eq!(requests[0].0.version, 1);
         assert_eq!(requests[0].1, 1);
     }
 

@@ -1,5 +1,5 @@
 //! Framing of control messages: a little-endian `u32` length and that many bytes of protobuf, with at
-//! most one file descriptor riding on the first byte (SCM_RIGHTS).
+//! most two file descriptors riding on the first byte (SCM_RIGHTS).
 //!
 //! Both sides use it over a blocking [`UnixStream`]; read and write timeouts set on the stream are
 //! honoured and come back as [`io::ErrorKind::WouldBlock`]. A frame is never read past its end, so a
@@ -18,8 +18,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-/// Most descriptors [`send`] takes. No message of the protocol needs more than one.
-pub const MAX_FDS: usize = 1;
+/// Most descriptors of a message: no request of the protocol needs more than two.
+pub const MAX_FDS: usize = 2;
 
 /// Bytes of the length in front of a message.
 const LENGTH_BYTES: usize = 4;
@@ -112,9 +112,9 @@ fn send_with_fds(stream: &UnixStream, frame: &[u8], fds: &[BorrowedFd<'_>]) -> i
     }
 }
 
-/// Receives a message and the descriptor that came with it; `None` at a clean end of the stream.
+/// Receives a message and the descriptors that came with it, in their order; `None` at a clean end of the stream.
 ///
-/// At most one descriptor is kept, close-on-exec; any further ones are closed.
+/// At most [`MAX_FDS`] are kept, close-on-exec; any further ones are closed.
 ///
 /// # Errors
 /// See [`FramingError`].
@@ -194,7 +194,7 @@ fn recv_exact(stream: &UnixStream, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) ->
         };
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(received_fds) = message {
-                // Every descriptor is owned here; those past the first are closed by their drop.
+                // Every descriptor is owned here; those past the last are closed by their drop.
                 for fd in received_fds {
                     if fds.len() < MAX_FDS {
                         fds.push(fd);
@@ -219,14 +219,14 @@ mod tests {
     use std::fs::File;
     use std::io::Read;
 
-    use permafrost_protocol::control::{Error, Request, VERSION, request};
+    use permafrost_protocol::control::{Error, Request, request};
     use rustix::io::FdFlags;
 
     use super::*;
 
     fn request() -> Request {
         Request {
-            version: VERSION,
+            version: 1,
             body: Some(request::Body::Seal(request::Seal {
                 session: "0123".to_owned(),
             })),
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_descriptor_is_kept() {
+    fn no_more_descriptors_are_kept_than_a_request_needs() {
         let (here, there) = UnixStream::pair().unwrap();
         let file = tempfile::tempfile().unwrap();
         let frame = encoded(&request());
@@ -337,9 +337,9 @@ mod tests {
         .unwrap();
         let (message, fds) = recv::<Request>(&there).unwrap().unwrap();
         assert_eq!(message, request());
-        assert_eq!(fds.len(), 1);
+        assert_eq!(fds.len(), MAX_FDS);
 
-        let error = send(&here, &request(), &many[..2]).unwrap_err();
+        let error = send(&here, &request(), &many).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::area::Area;
 use super::open::allocate_more;
-use super::populate::populate_in_background;
+use super::populate::Populator;
 use super::raw::RawBytes;
 use super::{Flushed, Guarantee, Medium, MediumKind};
 use crate::PAGE_SIZE;
@@ -25,7 +25,8 @@ pub(crate) struct Dax {
     mapping: Arc<Area>,
     instruction: FlushInstruction,
     guarantee: Guarantee,
-    populate: bool,
+    /// `None` if nothing shall be populated.
+    populator: Option<Populator>,
     /// Keeps the lock on the region, and takes pages that the mapping has lost.
     file: File,
 }
@@ -51,7 +52,6 @@ impl Dax {
         };
         Ok(Self {
             raw,
-            mapping,
             instruction,
             guarantee: Guarantee {
                 kind: MediumKind::Dax,
@@ -61,7 +61,8 @@ impl Dax {
                 instruction: Some(instruction.name()),
                 emulated: None,
             },
-            populate,
+            populator: populate.then(|| Populator::new(&mapping)),
+            mapping,
             file,
         })
     }
@@ -77,8 +78,8 @@ impl Medium for Dax {
     }
 
     fn populate(&self, ranges: Vec<Range<u64>>) {
-        if self.populate {
-            populate_in_background(&self.mapping, ranges);
+        if let Some(populator) = &self.populator {
+            populator.start(ranges);
         }
     }
 

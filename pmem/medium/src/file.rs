@@ -23,7 +23,7 @@ use rustix::mm::MsyncFlags;
 use super::area::Area;
 use super::flushed::cover;
 use super::open::allocate_more;
-use super::populate::{populate_in_background, populate_now};
+use super::populate::{Populator, populate_now};
 use super::raw::RawBytes;
 use super::{Flushed, Guarantee, Medium};
 use crate::convert::to_usize;
@@ -46,7 +46,8 @@ pub(crate) struct MappedFile {
     /// `/proc` is missing.
     reading: Option<File>,
     guarantee: Guarantee,
-    populate: bool,
+    /// `None` if nothing shall be populated.
+    populator: Option<Populator>,
     /// Mappings through descriptions of their own that no fence uses: `msync` takes a mapping.
     fences: Mutex<Vec<Description>>,
     /// Number of descriptions, those in use included.
@@ -111,11 +112,11 @@ impl MappedFile {
             // The file was allocated to its length and is locked; a page that is truncated away nevertheless becomes
             // a lost page.
             raw: unsafe { RawBytes::new(base, len, most)? },
+            populator: populate.then(|| Populator::new(&map)),
             map,
             reading: File::open(itself).ok(),
             file,
             guarantee,
-            populate,
             descriptions: fences.len(),
             fences: Mutex::new(fences),
             fence_freed: Condvar::new(),
@@ -202,8 +203,8 @@ impl Medium for MappedFile {
     }
 
     fn populate(&self, ranges: Vec<Range<u64>>) {
-        if self.populate {
-            populate_in_background(&self.map, ranges);
+        if let Some(populator) = &self.populator {
+            populator.start(ranges);
         }
     }
 

@@ -6,7 +6,9 @@
 //! populated first.
 
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 
@@ -51,23 +53,53 @@ impl Iterator for Steps {
     }
 }
 
-/// Starts threads that populate the ranges of a mapping, writable, until they are done or the mapping is dropped.
-pub(crate) fn populate_in_background(mapping: &Arc<Area>, ranges: Vec<Range<u64>>) {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let steps = Arc::new(Mutex::new(Steps::new(ranges)));
-    for _ in 0..processors.min(MAX_THREADS) {
-        let (mapping, steps) = (Arc::downgrade(mapping), Arc::clone(&steps));
-        let started = std::thread::Builder::new()
-            .name("populate".to_owned())
-            .spawn(move || populate(&mapping, &steps));
-        // Without it there are page faults later, nothing worse.
-        drop(started);
+/// Populates a mapping in the background. Dropping it ends its threads, after one step at most: nothing holds the
+/// mapping any more, nor by it the lock on the mapped file, which can be opened again at once.
+pub(crate) struct Populator {
+    mapping: Arc<Area>,
+    stopped: Arc<AtomicBool>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Populator {
+    pub(crate) fn new(mapping: &Arc<Area>) -> Self {
+        Self {
+            mapping: Arc::clone(mapping),
+            stopped: Arc::default(),
+            threads: Mutex::default(),
+        }
+    }
+
+    /// Starts threads that populate the ranges, writable, until they are done or this value is dropped.
+    pub(crate) fn start(&self, ranges: Vec<Range<u64>>) {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let steps = Arc::new(Mutex::new(Steps::new(ranges)));
+        let mut threads = self.threads.lock();
+        threads.retain(|thread| !thread.is_finished());
+        for _ in 0..processors.min(MAX_THREADS) {
+            let (mapping, stopped) = (Arc::clone(&self.mapping), Arc::clone(&self.stopped));
+            let steps = Arc::clone(&steps);
+            let started = std::thread::Builder::new()
+                .name("populate".to_owned())
+                .spawn(move || populate(&mapping, &stopped, &steps));
+            // Without it there are page faults later, nothing worse.
+            threads.extend(started);
+        }
     }
 }
 
-fn populate(mapping: &Weak<Area>, steps: &Mutex<Steps>) {
-    // Held for a step only, so that dropping the medium does not wait for more than that.
-    while let Some(mapping) = mapping.upgrade() {
+impl Drop for Populator {
+    fn drop(&mut self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        for thread in self.threads.get_mut().drain(..) {
+            // One that panicked has populated less, nothing worse.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn populate(mapping: &Area, stopped: &AtomicBool, steps: &Mutex<Steps>) {
+    while !stopped.load(Ordering::Relaxed) {
         let Some(step) = steps.lock().next() else {
             return;
         };
@@ -101,5 +133,16 @@ mod tests {
             [5 * MIB..6 * MIB, 6 * MIB..8 * MIB, 0..MIB]
         );
         assert_eq!(steps(&[]), []);
+    }
+
+    #[test]
+    fn a_medium_that_is_dropped_while_it_is_populated_can_be_opened_again() {
+        const BYTES: u64 = 32 << 20;
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        for _ in 0..64 {
+            let medium =
+                crate::open_medium(&dir.path().join("medium"), BYTES, &Default::default()).unwrap();
+            medium.populate(std::iter::once(0..BYTES).collect());
+        }
     }
 }

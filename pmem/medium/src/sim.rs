@@ -18,6 +18,7 @@
 //! run of a scenario serves every cut of it. [`SimMedium::fail_from`] instead stops a medium for good in mid-run, to
 //! test the program's error handling.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -67,10 +68,21 @@ impl MediumEvent {
     }
 }
 
+/// Most mappings of dropped media that a thread keeps.
+const MAX_SPARE: usize = 4;
+
+thread_local! {
+    /// Mappings of media that were dropped: page faults of new ones took half the time of a run of many cuts.
+    static SPARE: RefCell<Vec<MmapRaw>> = const { RefCell::new(Vec::new()) };
+}
+
 /// Medium in memory that records all operations on it.
 pub struct SimMedium {
     raw: RawBytes,
-    map: MmapRaw,
+    /// There until the value is dropped.
+    map: Option<MmapRaw>,
+    /// Bytes of the mapping.
+    len: usize,
     /// Offset of its first byte in the log, which several media may share.
     base: u64,
     guarantee: Guarantee,
@@ -80,6 +92,7 @@ pub struct SimMedium {
 #[derive(Default)]
 struct State {
     log: Vec<MediumEvent>,
+    writes: u64,
     flushes: u64,
     fences: u64,
     /// Flushes and fences together, from which on all fail.
@@ -125,14 +138,24 @@ impl SimMedium {
     }
 
     fn beside(image: &[u8], capacity_bytes: usize, base: u64, state: Arc<Mutex<State>>) -> Self {
-        let mut map = MmapMut::map_anon(image.len()).expect("map memory for the simulator");
-        map.copy_from_slice(image);
-        let map = MmapRaw::from(map);
+        let map = SPARE
+            .with_borrow_mut(|spare| spare.pop_if(|map| map.len() == image.len()))
+            .unwrap_or_else(|| {
+                let map = MmapMut::map_anon(image.len()).expect("map memory for the simulator");
+                MmapRaw::from(map)
+            });
+        // SAFETY: as long as the image, and this value's alone.
+        unsafe {
+            image
+                .as_ptr()
+                .copy_to_nonoverlapping(map.as_mut_ptr(), image.len())
+        };
         Self {
-            // SAFETY: mapped, readable and writable, as long as `_map` lives beside it.
+            // SAFETY: mapped, readable and writable, as long as `map` lives beside it.
             raw: unsafe { RawBytes::new(map.as_mut_ptr(), capacity_bytes, map.len()) }
                 .expect("guard memory for the simulator"),
-            map,
+            len: map.len(),
+            map: Some(map),
             base,
             guarantee: Guarantee {
                 kind: MediumKind::Simulated,
@@ -149,7 +172,7 @@ impl SimMedium {
     /// Returns all bytes as the program sees them.
     #[must_use]
     pub fn image(&self) -> Vec<u8> {
-        let mut image = vec![0; self.map.len()];
+        let mut image = vec![0; self.len];
         let (used, _) = image.split_at_mut(to_usize(self.capacity_bytes()));
         // The whole medium is never out of range.
         let _ = self.raw.read(0, used);
@@ -170,6 +193,12 @@ impl SimMedium {
     #[must_use]
     pub fn take_log(&self) -> Vec<MediumEvent> {
         std::mem::take(&mut self.state().log)
+    }
+
+    /// Writes so far.
+    #[must_use]
+    pub fn writes(&self) -> u64 {
+        self.state().writes
     }
 
     /// Flushes so far.
@@ -214,11 +243,24 @@ impl SimMedium {
     fn record_write(&self, at: u64, from: &[u8]) -> io::Result<()> {
         let mut state = self.state();
         state.check()?;
+        state.writes += 1;
         state.log.push(MediumEvent::Write {
             at: self.base + at,
             bytes: from.to_vec(),
         });
         Ok(())
+    }
+}
+
+impl Drop for SimMedium {
+    fn drop(&mut self) {
+        // A thread that ends has none any more.
+        let _ = SPARE.try_with(|spare| {
+            let mut spare = spare.borrow_mut();
+            if spare.len() < MAX_SPARE {
+                spare.extend(self.map.take());
+            }
+        });
     }
 }
 
@@ -308,7 +350,7 @@ impl Medium for SimMedium {
 
     fn grow(&self, capacity_bytes: u64) -> io::Result<()> {
         self.state().check()?;
-        if capacity_bytes > to_u64(self.map.len()) {
+        if capacity_bytes > to_u64(self.len) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         // SAFETY: the mapping has so many bytes.
@@ -418,7 +460,14 @@ impl Replay {
     /// keep nothing, some everything, some half.
     #[must_use]
     pub fn crash(&self, seed: u64) -> Vec<u8> {
-        let mut image = self.durable.clone();
+        let mut image = Vec::new();
+        self.crash_into(seed, &mut image);
+        image
+    }
+
+    /// Writes the image that [`crash`](Self::crash) returns into memory of an earlier one.
+    pub fn crash_into(&self, seed: u64, image: &mut Vec<u8>) {
+        image.clone_from(&self.durable);
         // Out of 256.
         let kept = [0, 16, 128, 240, 256][to_usize(mix(seed) % 5)];
         for (&chunk, values) in &self.pending {
@@ -436,7 +485,6 @@ impl Replay {
                 image[at..at + CHUNK].copy_from_slice(&pending.value);
             }
         }
-        image
     }
 
     /// Returns the bytes as a program sees them here: what the next one finds if this one is killed and the machine

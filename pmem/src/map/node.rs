@@ -86,7 +86,7 @@ pub(super) fn is_zeros(entry: &SlotEntry) -> bool {
 pub(super) struct Node {
     pub(super) level: u8,
     pub(super) first_index: u64,
-    /// Pages below.
+    /// Number of pages below it.
     pub(super) pages: u64,
     /// Flags that all pages below have; `None` if they differ.
     pub(super) flags: Option<u16>,

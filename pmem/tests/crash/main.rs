@@ -56,9 +56,10 @@ fn cut_everywhere(
     draws: u64,
     mut after: impl FnMut(u64, &[u8], &[&State]) -> Result<u64, String>,
 ) -> Result<u64, String> {
-    let from = Replay::new(before);
+    let (from, mut image) = (Replay::new(before), Vec::new());
     cut_from(seed, from, played, draws, |seed, replay, allowed| {
-        after(seed, &replay.crash(seed), allowed)
+        replay.crash_into(seed, &mut image);
+        after(seed, &image, allowed)
     })
 }
 

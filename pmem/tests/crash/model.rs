@@ -86,12 +86,12 @@ pub(crate) fn recover_found(
     find: &mut FindMember<'_>,
     allowed: &[&State],
 ) -> Result<Recovered, String> {
-    let (medium, image) = (Arc::clone(medium), medium.image());
+    let (medium, writes) = (Arc::clone(medium), medium.writes());
     let first = Arc::clone(&medium) as Arc<dyn Medium>;
     let found = match Region::open_all(first, RecoverOptions::default(), find) {
         Ok((region, _)) => Some(region),
         Err(OpenError::NotARegion) => {
-            if medium.image() != image {
+            if medium.writes() != writes {
                 return Err("refused, and yet written to".to_owned());
             }
             None

@@ -111,4 +111,13 @@ pub struct ListedCheckpoint {
     /// Description of the damage in the copy of the node that answers; missing: no damage is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damaged: Option<String>,
+    /// Those of `holders` whose copy is known to be damaged; missing for none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub damaged_holders: Vec<String>,
+    /// Those of `holders` that are not alive; missing for none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub away_holders: Vec<String>,
+    /// Those of `holders` whose copy is in part in an object store; missing for none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cold_holders: Vec<String>,
 }

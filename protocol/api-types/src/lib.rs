@@ -9,7 +9,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod activity;
 pub mod batch;
+pub mod contents;
 pub mod cost;
 pub mod estimate;
 pub mod events;
@@ -18,6 +20,7 @@ pub mod figures;
 pub mod jobs;
 pub mod nodes;
 pub mod place;
+pub mod policy;
 pub mod preempt;
 pub mod problem;
 pub mod quantity;

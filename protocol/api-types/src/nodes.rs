@@ -37,6 +37,19 @@ pub struct NodesAnswer {
     pub next: Option<String>,
 }
 
+/// Versions of an interface that a node speaks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct InterfaceVersions {
+    /// `wire`, `control` or `registry`.
+    pub interface: String,
+    /// Oldest version of it.
+    #[schema(minimum = 1)]
+    pub oldest: u32,
+    /// Newest version of it.
+    #[schema(minimum = 1)]
+    pub newest: u32,
+}
+
 /// Node of the cluster, with the figures that it reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Node)]
@@ -61,6 +74,9 @@ pub struct ListedNode {
     pub host: String,
     /// Version of its software; empty while that is not known.
     pub version: String,
+    /// Versions of what nodes share that it speaks, or spoke when it was registered last; empty while that is not known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub speaks: Vec<InterfaceVersions>,
     /// Time since its last report, seconds; missing if it has never reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 0)]
@@ -71,8 +87,25 @@ pub struct ListedNode {
     pub tiers: Vec<NodeTier>,
     /// Links to other nodes, as the node has measured them.
     pub links: Vec<Link>,
+    /// Memory and swap of its machine, which suspension in memory goes by; missing on a machine without swap, and while
+    /// the last report is older than those of queues may be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<NodeMemory>,
     /// Parts of its report that are not believed, in words.
     pub doubts: Vec<String>,
+}
+
+/// Memory and swap of a machine, as its node has measured them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct NodeMemory {
+    /// Memory that is free without anything being paged out, bytes.
+    pub free_bytes: u64,
+    /// Swap that is free, bytes.
+    pub free_swap_bytes: u64,
+    /// Bandwidth of paging out: the fastest that was seen within an hour while the machine paged.
+    pub page_out_bytes_per_s: Figure<f64>,
+    /// Bandwidth of paging in, seen in the same way.
+    pub page_in_bytes_per_s: Figure<f64>,
 }
 
 /// Administrative state of a node, set by an operator.
@@ -148,6 +181,10 @@ pub struct NodeTier {
     pub dump_start_s: Figure<f64>,
     /// Fixed time of a restore, independent of its size, seconds.
     pub restore_start_s: Figure<f64>,
+    /// Bandwidth at which memory follows to processes that were restored lazily, for a long row of restores.
+    pub lazy_bytes_per_s: Figure<f64>,
+    /// Time until the processes of a lazy restore run, seconds.
+    pub lazy_start_s: Figure<f64>,
     /// Dumps that run, wait or have reserved a place.
     pub write_queue: Queue,
     /// Restores that run, wait or have reserved a place.

@@ -5,7 +5,8 @@ use utoipa::ToSchema;
 
 use super::batch::{self, MOST};
 use super::cost::{By, Copies, Cost, Mechanism, ReplyDetail};
-use super::quantity::{Ratio, Seconds};
+use super::policy::{NodeGiven, PolicyDecision};
+use super::quantity::{Count, Ratio, Seconds};
 use super::task::{Resources, Swap, Task};
 use super::text::Text;
 
@@ -22,6 +23,24 @@ pub struct Preempt<'a> {
     #[serde(borrow, deserialize_with = "batch::at_most::<MOST, _, _>")]
     #[schema(max_items = 10000)]
     pub candidates: Vec<Task<'a>>,
+    /// Sets of candidates that are preempted together, each named by its place among them, from 0: their dumps on a
+    /// node wait for each other, the cheapest first. Each other candidate is decided on as if it were the only one. Only
+    /// without `wanted`.
+    #[serde(
+        default,
+        deserialize_with = "batch::at_most::<MOST, _, _>",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schema(max_items = 10000)]
+    pub together: Vec<Vec<u32>>,
+    /// Policy that decides, by its name: docs/api.md lists them. With it the reply has `decisions`. Default: `adaptive`.
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub policy: Option<Text<'a>>,
+    /// Seed of what the policy draws: the same request with the same seed has the same reply. Default: another one for
+    /// each request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<Count>,
     /// Place where a dump has to be stored before the task may be stopped.
     #[serde(default)]
     pub copies: Copies,
@@ -51,6 +70,15 @@ pub struct Preempt<'a> {
     )]
     #[schema(max_items = 10000)]
     pub swaps: Vec<Swap<'a>>,
+    /// Nodes of which the caller knows more than the cluster, and nodes that are not in it.
+    #[serde(
+        default,
+        borrow,
+        deserialize_with = "batch::at_most::<MOST, _, _>",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schema(max_items = 10000)]
+    pub figures: Vec<NodeGiven<'a>>,
 }
 
 /// Tasks to preempt, and the mechanism for each.
@@ -64,10 +92,14 @@ pub struct PreemptAnswer<'a> {
     #[schema(minimum = 0)]
     pub age_s: f64,
     /// Victims in the order of the decisions: dumps of one node are to be queued in this order. Without `wanted`, all
-    /// candidates that can be decided on, in the order of the request.
+    /// candidates that can be decided on: those of each set, then the others in the order of the request.
     #[serde(borrow)]
     pub victims: Vec<Victim<'a>>,
-    /// Resources that all victims free together.
+    /// Decisions of the policy, in the order in which they are to be carried out; missing if the request names none. The
+    /// victims are those among them that are preempted at a cost that is known.
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    pub decisions: Option<Vec<PolicyDecision<'a>>>,
+    /// Resources that all victims free together, or all decisions.
     pub frees: Total,
     /// Resources still lacking when all candidates that can be decided on are taken; zero without `wanted`.
     pub lacking: Total,
@@ -103,7 +135,8 @@ pub struct Victim<'a> {
     pub node: Text<'a>,
     /// Mechanism by which it is preempted.
     pub mechanism: Mechanism,
-    /// Resources that become free.
+    /// Resources that become free: all that it holds, but of a task that is suspended in memory only the memory that is
+    /// wanted of it.
     pub frees: Resources,
     /// Score that it was chosen by, seconds: overhead plus weighted delay.
     #[schema(minimum = 0)]

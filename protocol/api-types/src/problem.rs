@@ -48,32 +48,60 @@ pub struct FieldError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ProblemKind {
     /// The body is not JSON.
+    ///
+    /// Cure: send JSON; `detail` says at which byte it ends to be any.
     NotJson,
     /// The body is not declared to be JSON.
+    ///
+    /// Cure: send `Content-Type: application/json`.
     MediaType,
     /// The body is too large.
+    ///
+    /// Cure: send at most 8 MiB: ask in several requests.
     TooLarge,
     /// A field is wrong.
+    ///
+    /// Cure: correct the fields that `errors` points to; `/openapi.json` describes each.
     Invalid,
     /// A batch, or its answer, is too large.
+    ///
+    /// Cure: ask for fewer at a time, or without `detail`.
     TooMany,
     /// The request names an unknown node.
+    ///
+    /// Cure: `GET /v1/nodes` lists the nodes.
     UnknownNode,
     /// The thing that the request names does not exist.
+    ///
+    /// Cure: check the path; a reservation may have lapsed.
     NotFound,
     /// The path exists, but not for this method.
+    ///
+    /// Cure: use the method that `/openapi.json` names.
     Method,
     /// The caller is not authenticated.
+    ///
+    /// Cure: show a token of the node's `--api-tokens`, or a certificate of the cluster's CA.
     Unauthenticated,
     /// The caller does not have the permission.
+    ///
+    /// Cure: use a token or a certificate with that scope and namespace.
     Forbidden,
     /// The caller sends requests too often.
+    ///
+    /// Cure: wait for `Retry-After`, ask about many tasks in one request, or raise `--api-rate`.
     TooOften,
     /// Something is in the way.
+    ///
+    /// Cure: read `detail`, change what is in the way, and ask again.
     Conflict,
     /// The request cannot be served at present.
+    ///
+    /// Cure: ask again after `Retry-After`, or ask another node.
     Unavailable,
     /// A defect or a failure of the node that answers.
+    ///
+    /// Cure: read the node's log by the answer's `X-Request-Id`; ask another node meanwhile.
     Internal,
 }
 

@@ -112,8 +112,10 @@ impl Bytes {
 pub struct Count(u64);
 
 impl Count {
-    /// Largest count.
+    /// Largest count: far more than there is of anything, and exact in JSON.
     pub const MAX: Self = Self(1 << 50);
+    /// One thing.
+    pub const ONE: Self = Self(1);
 
     /// Returns the number.
     #[inline]

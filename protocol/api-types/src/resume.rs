@@ -28,6 +28,11 @@ pub struct Resume<'a> {
     /// Preference that takes precedence over all costs.
     #[serde(default)]
     pub preference: Preference,
+    /// Name of a policy that restores what it has stored: its preference counts, so `preference` is left out. `local`,
+    /// `remote` and `cheaper` are the shortest names.
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub policy: Option<Text<'a>>,
     /// Restore lazily; left out, at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lazy: Option<Lazy>,
@@ -59,8 +64,9 @@ pub enum Preference {
 pub struct Lazy {
     /// Bytes that are there before the task runs.
     pub eager_bytes: Bytes,
-    /// Rate at which the other bytes come while the task runs, bytes a second. Default: the rate of the node (and of
-    /// the link to it) for the smallest transfers.
+    /// Rate at which the other bytes come while the task runs, bytes a second. Default: that of the node's lazy
+    /// restores of as many bytes, or if it has measured none, its rate for the smallest transfers; where it lacks pages,
+    /// no more than the rate of the link for the smallest transfers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_s: Option<BytesPerSecond>,
 }

@@ -74,6 +74,16 @@ pub struct Task<'a> {
     /// Resources that become free when it stops; none if left out.
     #[serde(default)]
     pub holds: Resources,
+    /// Job of its scheduler that it is one task of, for policies that choose a job first. Default: its `job`.
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub group: Option<Text<'a>>,
+    /// Time until the deadline of that job, seconds; the same for all tasks of the job, or left out by all but one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_s: Option<Seconds>,
+    /// Priority of the task, 0 to 255; larger goes first. 0 if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u8>,
 }
 
 /// Processors and memory.

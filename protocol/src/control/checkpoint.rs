@@ -42,6 +42,10 @@ pub struct SessionOpened {
     /// serves one of these endpoints must not be frozen.
     #[prost(string, repeated, tag = "6")]
     pub depends_on: Vec<String>,
+    /// Bytes of pages that can wait in the daemon's pipes ([`super::request::TakeSpace`]) without a copy; 2^64 - 1 without
+    /// a limit, 0 where the daemon takes no pipes.
+    #[prost(uint64, tag = "7")]
+    pub pipe_bytes: u64,
 }
 
 /// A copy with a part in an object store.
@@ -253,4 +257,10 @@ pub struct LazyServed {
     /// Number of bytes served, zero pages included.
     #[prost(uint64, tag = "3")]
     pub bytes: u64,
+    /// Number of them that came since the background transfer began, if all pages were brought; else 0.
+    #[prost(uint64, tag = "4")]
+    pub rest_bytes: u64,
+    /// Time in which those came, microseconds.
+    #[prost(uint64, tag = "5")]
+    pub rest_us: u64,
 }

@@ -4,6 +4,7 @@ use prost::Message;
 use serde::Serialize;
 
 use super::Checkpoint;
+use crate::versions::SpokenVersions;
 
 /// Nodes of a cluster, and counts of its checkpoints by their replication.
 #[derive(Clone, PartialEq, Message, Serialize)]
@@ -35,6 +36,48 @@ pub struct NodeList {
     /// Listed checkpoints with a copy that is known to be damaged.
     #[prost(uint64, optional, tag = "31")]
     pub damaged: Option<u64>,
+    /// Members of the registry, if they were asked.
+    #[prost(message, repeated, tag = "50")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub registry: Vec<RegistryMember>,
+    /// Version of the values in the registry that the cluster uses; none while the registry does not answer.
+    #[prost(uint32, optional, tag = "51")]
+    pub registry_level: Option<u32>,
+    /// Newest version that every node which was not removed speaks: to which the level may be raised.
+    #[prost(uint32, optional, tag = "52")]
+    pub highest_registry_level: Option<u32>,
+}
+
+/// Member of the registry, as the answering node reaches it.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct RegistryMember {
+    /// Address of the member, `host:port` or a URL.
+    #[prost(string, tag = "1")]
+    pub address: String,
+    /// Version of its software; empty if it did not answer.
+    #[prost(string, tag = "2")]
+    pub version: String,
+    /// Time from the question to the answer, microseconds. The connection is made before.
+    #[prost(uint64, tag = "3")]
+    pub round_trip_us: u64,
+    /// Reason why it did not answer; empty if it did.
+    #[prost(string, tag = "4")]
+    pub error: String,
+}
+
+/// A node's answer to the node that lists it.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct NodeProbe {
+    /// Time by which the node's clock is ahead of the asking node's, milliseconds; negative: it is behind. Exact to half
+    /// of the round trip. None if the node did not say.
+    #[prost(sint64, optional, tag = "1")]
+    pub clock_ahead_ms: Option<i64>,
+    /// Time from the question to the answer, microseconds.
+    #[prost(uint64, tag = "2")]
+    pub round_trip_us: u64,
+    /// Reason why it did not answer; empty if it did.
+    #[prost(string, tag = "3")]
+    pub error: String,
 }
 
 /// Node of a cluster.
@@ -118,6 +161,15 @@ pub struct NodeStatus {
     /// Checkpoints on a drained node whose other copies have not been read lately. The nodes are reading them.
     #[prost(uint64, optional, tag = "33")]
     pub unverified: Option<u64>,
+    /// Answer of the node, if it was asked.
+    #[prost(message, optional, tag = "50")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub probe: Option<NodeProbe>,
+    /// Release and versions that it speaks, or spoke when it was registered last; none if it did not say: version 1 of
+    /// everything.
+    #[prost(message, optional, tag = "51")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speaks: Option<SpokenVersions>,
 }
 
 /// Result of a rebuild, or of its dry run.

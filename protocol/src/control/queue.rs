@@ -71,4 +71,25 @@ pub struct QueueStatus {
     /// their size measured them, starts included; none before anything was measured.
     #[prost(double, optional, tag = "8")]
     pub bytes_per_s: Option<f64>,
+    /// Transfers that run, the oldest first.
+    #[prost(message, repeated, tag = "50")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub transfers: Vec<TransferStatus>,
+}
+
+/// A dump or a restore that runs.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct TransferStatus {
+    /// Time since it was admitted, milliseconds.
+    #[prost(uint64, tag = "1")]
+    pub age_ms: u64,
+    /// Bytes that it has moved.
+    #[prost(uint64, tag = "2")]
+    pub moved_bytes: u64,
+    /// Bytes that it is expected to move in all: as it said, or the average of transfers before.
+    #[prost(uint64, tag = "3")]
+    pub expected_bytes: u64,
+    /// True if it has moved nothing for so long that its slot was given to another one.
+    #[prost(bool, tag = "4")]
+    pub idle: bool,
 }

@@ -1,9 +1,9 @@
 //! Parts of [`Reply`](super::Reply).
 
 use super::{
-    Checkpoint, Checkpoints, Denials, Detail, Done, Error, Exported, GcReport, KeyList, LazyServed,
-    NodeList, Progress, Pruned, Rebuilt, RegionMedia, Reserved, RetentionRules, Scrubbed,
-    ServerStatus, SessionOpened, Verified,
+    Checkpoint, CheckpointContents, Checkpoints, Denials, Detail, Done, Error, Exported, GcReport,
+    KeyList, LazyServed, NodeList, Progress, Pruned, Rebuilt, RegionMedia, Reserved,
+    RetentionRules, Scrubbed, ServerStatus, SessionOpened, Verified,
 };
 
 /// Body of a reply.
@@ -52,4 +52,6 @@ pub enum Body {
     KeyList(KeyList),
     #[prost(message, tag = "40")]
     Denials(Denials),
+    #[prost(message, tag = "50")]
+    Contents(CheckpointContents),
 }

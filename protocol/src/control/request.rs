@@ -39,12 +39,18 @@ pub enum Body {
     Lend(Lend),
     #[prost(message, tag = "16")]
     Thaw(Thaw),
+    #[prost(message, tag = "17")]
+    TakeSpace(TakeSpace),
+    #[prost(message, tag = "18")]
+    EndPages(EndPages),
     #[prost(message, tag = "20")]
     Nodes(Nodes),
     #[prost(message, tag = "21")]
     SetNode(SetNode),
     #[prost(message, tag = "22")]
     Rebuild(Rebuild),
+    #[prost(message, tag = "23")]
+    SetLevel(SetLevel),
     #[prost(message, tag = "25")]
     Scrub(Scrub),
     #[prost(message, tag = "26")]
@@ -67,6 +73,8 @@ pub enum Body {
     Keys(Keys),
     #[prost(message, tag = "40")]
     Deny(Deny),
+    #[prost(message, tag = "50")]
+    Describe(Describe),
 }
 
 /// Open a session. Answered by [`super::SessionOpened`].
@@ -91,9 +99,8 @@ pub struct Open {
     /// True to abort the session as soon as this control connection ends without a Seal.
     #[prost(bool, tag = "6")]
     pub bound_to_connection: bool,
-    /// True if CRIU has the parent's inventory (`--prev-images-dir`): then the daemon may answer that there is a
-    /// parent, and CRIU leaves clean pages out. A CRIU without the inventory fails on that answer. Pages are compared
-    /// with the parent's either way.
+    /// True if CRIU has the parent's inventory (`--prev-images-dir`), and the daemon may say that there is a parent: CRIU
+    /// leaves clean pages out then, or fails without the inventory. Pages are compared with the parent's either way.
     #[prost(bool, tag = "7")]
     pub parent_images: bool,
     /// Durability level: the nodes on which the dump must be durable before it is acknowledged. `local`, `quorum`,
@@ -132,6 +139,9 @@ pub struct Abort {
     /// Id of the session.
     #[prost(string, tag = "1")]
     pub session: String,
+    /// True if the task was let go because it had been frozen for as long as its freeze limit.
+    #[prost(bool, tag = "2")]
+    pub freeze_limit_reached: bool,
 }
 
 /// Give a parked session a job and its small images. Carries the images directory's descriptor.
@@ -266,8 +276,7 @@ pub struct Import {
 /// Serve a checkpoint to `criu restore --stream`. The descriptor of a listening AF_UNIX socket rides along; CRIU
 /// connects to it while the request is under way. Replies with progress, of which the first without
 /// [`Progress::waiting`](super::Progress::waiting) means that the restore has begun; then [`super::Exported`] when
-/// CRIU has closed the connection. A caller whose CRIU never connected shuts its sending side down, and the daemon
-/// refuses the request.
+/// CRIU has closed the connection. If CRIU never connects, the caller shuts its sending side down and is refused.
 #[derive(Clone, PartialEq, Message)]
 pub struct Stream {
     /// `JOB` or `JOB@GEN`.
@@ -323,6 +332,36 @@ pub struct Thaw {
     pub reservation: String,
 }
 
+/// Take an address space of a dump out of two pipes that CRIU writes into (`criu dump --stream`): its pagemap and its
+/// pages, whose descriptors ride along in this order. Answered by [`super::Done`] when all of its pages are taken.
+///
+/// The first such request of a connection begins the dump of the session. The others, and [`EndPages`], must come over
+/// the same connection: its end discards the dump.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct TakeSpace {
+    /// Id of the session.
+    #[prost(string, tag = "1")]
+    pub session: String,
+    /// Type of the address space, a [`crate::manifest::SpaceType`].
+    #[prost(int32, tag = "2")]
+    pub space_type: i32,
+    /// Pid of the process, or id of the shared memory.
+    #[prost(uint64, tag = "3")]
+    pub space: u64,
+    /// N of the `pages-N.img` that the pagemap is to name.
+    #[prost(uint32, tag = "4")]
+    pub pages_id: u32,
+}
+
+/// End the pages of a dump. Answered by [`super::Done`] when they are as durable as the session requires: what CLOSE is in
+/// CRIU's page-server protocol.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct EndPages {
+    /// Id of the session.
+    #[prost(string, tag = "1")]
+    pub session: String,
+}
+
 /// State of the daemon. Answered by [`super::ServerStatus`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Status {}
@@ -333,6 +372,10 @@ pub struct Nodes {
     /// Name of the only node to list; empty for all.
     #[prost(string, tag = "1")]
     pub name: String,
+    /// True to ask each node that is live for its time, and each member of the registry for its version. The answers
+    /// take some seconds where nodes are slow, and may be some seconds old: they serve all who ask at the same time.
+    #[prost(bool, tag = "2")]
+    pub probe: bool,
 }
 
 /// Sets the administrative state of a node. Answered by [`super::NodeList`] of that node, with its new state.
@@ -360,6 +403,15 @@ pub struct Rebuild {
     /// Checkpoints by id that are not listed, and whose copies are to go.
     #[prost(string, repeated, tag = "2")]
     pub discard: Vec<String>,
+}
+
+/// Sets the version of the registry that the cluster uses. Answered by [`super::NodeList`] of all nodes. Of version 2 of
+/// the control protocol.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct SetLevel {
+    /// Version of the values in the registry, which every node that was not removed must speak.
+    #[prost(uint32, tag = "1")]
+    pub registry: u32,
 }
 
 /// Read and verify every page that this node holds, heal damaged pages from another node, and quarantine checkpoints
@@ -498,8 +550,7 @@ pub struct CancelReservation {
 
 /// Reports the duration of a dump or a restore as its caller measured it: from the first preparation to the last
 /// clean-up, without the wait for admission. The daemon sees neither the beginning nor the end of it (CRIU kills the
-/// processes after the seal), and predicts by it. Answered by [`super::Done`], with 1 if the daemon has just measured
-/// that one, else 0.
+/// processes after the seal), and predicts by it. Answered by [`super::Done`], with 1 if the daemon measured that one.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Took {
     /// Id of the checkpoint, 32 hex digits.
@@ -508,9 +559,12 @@ pub struct Took {
     /// True for a restore, false for a dump.
     #[prost(bool, tag = "2")]
     pub restored: bool,
-    /// Duration of the dump or restore, microseconds.
+    /// Duration of the dump or restore, microseconds; of a lazy restore the time until the processes ran.
     #[prost(uint64, tag = "3")]
     pub elapsed_us: u64,
+    /// True for a lazy restore.
+    #[prost(bool, tag = "4")]
+    pub lazy: bool,
 }
 
 /// Refuse certificates from now on, on every node of the cluster, or withdraw the refusal on this node. Without
@@ -523,4 +577,23 @@ pub struct Deny {
     /// True to withdraw the refusal of the entries.
     #[prost(bool, tag = "2")]
     pub take_back: bool,
+}
+
+/// Decode what a checkpoint consists of, and compare its pages with those of another checkpoint of the job, by checksums.
+/// Reads no pages of memory. Answered by [`super::CheckpointContents`].
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Describe {
+    /// `JOB` or `JOB@GEN`.
+    #[prost(string, tag = "1")]
+    pub checkpoint: String,
+    /// Earlier checkpoint of the same job, `JOB` or `JOB@GEN`, whose contents are returned, too; empty for none.
+    #[prost(string, tag = "2")]
+    pub before: String,
+    /// True to compare with the generation that the checkpoint was dumped against, if that is still there; its contents
+    /// are not returned. Only without `before`.
+    #[prost(bool, tag = "3")]
+    pub with_parent: bool,
+    /// Only this process, for checkpoints whose contents are longer than a message; 0 for all.
+    #[prost(uint32, tag = "4")]
+    pub pid: u32,
 }

@@ -4,6 +4,7 @@ use prost::Message;
 use serde::Serialize;
 
 use super::{CertificateStatus, QueueStatus, ScrubStatus};
+use crate::versions::SpokenVersions;
 
 /// State of the daemon.
 #[derive(Clone, PartialEq, Message, Serialize)]
@@ -53,6 +54,13 @@ pub struct ServerStatus {
     /// State of the cluster, if the daemon is a node of one.
     #[prost(message, optional, tag = "15")]
     pub cluster: Option<ClusterStatus>,
+    /// Release and versions that it speaks.
+    #[prost(message, optional, tag = "60")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speaks: Option<SpokenVersions>,
+    /// Size from which on dumps come in CRIU's page-server protocol and not through pipes, bytes; absent without a limit.
+    #[prost(uint64, optional, tag = "61")]
+    pub pipe_bytes: Option<u64>,
     /// State of the scrub.
     #[prost(message, optional, tag = "20")]
     pub scrub: Option<ScrubStatus>,
@@ -65,6 +73,22 @@ pub struct ServerStatus {
     /// Usage of the namespaces, where there are quotas.
     #[prost(message, repeated, tag = "41")]
     pub namespaces: Vec<NamespaceUsage>,
+    /// Files and directories that the daemon uses; named to callers of its own machine only.
+    #[prost(message, repeated, tag = "50")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<DaemonFile>,
+}
+
+/// File or directory that a daemon uses.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct DaemonFile {
+    /// Purpose: `data`, `run`, `identity`, `tokens`, `key`, `quotas`, `audit`, `registry-user` or
+    /// `registry-key`.
+    #[prost(string, tag = "1")]
+    pub purpose: String,
+    /// Absolute path of the file.
+    #[prost(string, tag = "2")]
+    pub path: String,
 }
 
 /// Usage and limits of a namespace on a node. A missing limit means that there is no limit.

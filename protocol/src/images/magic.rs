@@ -17,6 +17,13 @@ pub const MM_MAGIC: u32 = 0x5749_2820;
 /// Type of `files.img`.
 pub const FILES_MAGIC: u32 = 0x5630_3138;
 
+/// Type of `core-N.img`.
+pub(super) const CORE_MAGIC: u32 = 0x5505_3847;
+/// Type of `ids-N.img`.
+pub(super) const IDS_MAGIC: u32 = 0x5443_2030;
+/// Type of `fdinfo-N.img`.
+pub(super) const FDINFO_MAGIC: u32 = 0x5621_3732;
+
 /// Head of an image file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {

@@ -8,6 +8,8 @@ use super::{Head, ImageError, ImageReader, ImageWriter};
 /// Only record of the image, as far as it is needed.
 #[derive(Clone, PartialEq, Message)]
 struct MmRecord {
+    #[prost(uint32, tag = "12")]
+    executable: u32,
     #[prost(message, repeated, tag = "14")]
     mappings: Vec<Mapping>,
 }
@@ -21,18 +23,110 @@ pub struct Mapping {
     /// The address behind it.
     #[prost(uint64, required, tag = "2")]
     pub end: u64,
+    /// Place of the first byte in the file or the shared memory, bytes.
+    #[prost(uint64, tag = "3")]
+    pub offset_bytes: u64,
+    /// Id of the shared memory; of a mapped file its number in `files.img`.
+    #[prost(uint64, tag = "4")]
+    pub shared_id: u64,
+    /// PROT_READ, PROT_WRITE and PROT_EXEC.
+    #[prost(uint32, tag = "5")]
+    pub protection: u32,
+    /// Flags of mmap(2).
+    #[prost(uint32, tag = "6")]
+    pub flags: u32,
+    /// Kind of the mapping, as bits (`criu/include/image.h`).
+    #[prost(uint32, tag = "7")]
+    pub status: u32,
 }
 
-/// Reads the mappings of `mm-N.img`, in the order of the image. Releases before CRIU 1.6 kept them in a separate
-/// file: then the result is empty.
+impl Mapping {
+    /// Returns the kind of the mapping: a word of [`MappingContents`](crate::control::MappingContents).
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        /// MAP_GROWSDOWN, which CRIU keeps where it sets no bit for a stack.
+        const GROWS_DOWN: u32 = 0x100;
+        if self.flags & GROWS_DOWN != 0 {
+            return "stack";
+        }
+        // The first bit that is set decides: heap and stack are private anonymous memory, too.
+        const KINDS: [(u32, &str); 13] = [
+            (1 << 1, "stack"),
+            (1 << 2, "vsyscall"),
+            (1 << 3, "vdso"),
+            (1 << 12, "vvar"),
+            (1 << 5, "heap"),
+            (1 << 10, "sysv"),
+            (1 << 11, "socket"),
+            (1 << 13, "aio"),
+            (1 << 14, "memfd"),
+            (1 << 6, "file"),
+            (1 << 7, "file"),
+            (1 << 8, "shared"),
+            (1 << 9, "anonymous"),
+        ];
+        let set = |(bit, _): &&(u32, &str)| self.status & bit != 0;
+        KINDS.iter().find(set).map_or("other", |(_, kind)| kind)
+    }
+
+    /// Returns true if changes reach other processes, or the file (MAP_SHARED).
+    #[must_use]
+    pub const fn is_shared(&self) -> bool {
+        self.flags & 1 != 0
+    }
+
+    /// Returns the permissions as `/proc/PID/maps` writes them.
+    #[must_use]
+    pub fn permissions(&self) -> String {
+        let bit = |bit, letter| {
+            if self.protection & bit != 0 {
+                letter
+            } else {
+                '-'
+            }
+        };
+        let kind = if self.is_shared() { 's' } else { 'p' };
+        [bit(1, 'r'), bit(2, 'w'), bit(4, 'x'), kind]
+            .iter()
+            .collect()
+    }
+
+    /// Returns the number of the mapped file in `files.img`.
+    #[must_use]
+    pub fn file_id(&self) -> Option<u32> {
+        const FILES: u32 = 1 << 6 | 1 << 7 | 1 << 14;
+        let id = (self.status & FILES != 0).then_some(self.shared_id)?;
+        u32::try_from(id).ok()
+    }
+
+    /// Returns the id of the shared memory that is mapped.
+    #[must_use]
+    pub fn shared_memory(&self) -> Option<u64> {
+        const SHARED: u32 = 1 << 8 | 1 << 10;
+        (self.status & SHARED != 0).then_some(self.shared_id)
+    }
+}
+
+/// Reads the mappings of `mm-N.img`, in the order of the image. Empty before CRIU 1.6, which kept them elsewhere.
 ///
 /// # Errors
 /// The image is damaged.
 pub fn read_mappings(bytes: &[u8]) -> Result<Vec<Mapping>, ImageError> {
-    let record: MmRecord = ImageReader::new(bytes, Head::Common(MM_MAGIC))?
+    Ok(read_record(bytes)?.mappings)
+}
+
+/// Reads the number of the program's file in `files.img`.
+///
+/// # Errors
+/// The image is damaged.
+pub fn read_executable(bytes: &[u8]) -> Result<u32, ImageError> {
+    Ok(read_record(bytes)?.executable)
+}
+
+fn read_record(bytes: &[u8]) -> Result<MmRecord, ImageError> {
+    ImageReader::new(bytes, Head::Common(MM_MAGIC))?
         .only_record("memory entry")?
-        .decode()?;
-    Ok(record.mappings)
+        .decode()
 }
 
 /// Writes an `mm-N.img` with these mappings and nothing else: enough to be read here, not by CRIU.
@@ -40,6 +134,7 @@ pub fn read_mappings(bytes: &[u8]) -> Result<Vec<Mapping>, ImageError> {
 pub fn write_mappings(mappings: &[Mapping]) -> Vec<u8> {
     let mut image = ImageWriter::new(Head::Common(MM_MAGIC));
     image.message(&MmRecord {
+        executable: 0,
         mappings: mappings.to_vec(),
     });
     image.finish()
@@ -51,8 +146,12 @@ mod tests {
 
     #[test]
     fn mappings_round_trip_and_damage_is_an_error() {
-        let mappings = [(0x1000, 0x3000), (0x7f00_0000_0000, 0x7f00_0000_1000)]
-            .map(|(start, end)| Mapping { start, end });
+        let mappings =
+            [(0x1000, 0x3000), (0x7f00_0000_0000, 0x7f00_0000_1000)].map(|(start, end)| Mapping {
+                start,
+                end,
+                ..Mapping::default()
+            });
         let bytes = write_mappings(&mappings);
         assert_eq!(read_mappings(&bytes).unwrap(), mappings);
         assert_eq!(read_mappings(&write_mappings(&[])).unwrap(), []);

@@ -14,6 +14,7 @@ mod names;
 mod pagemap;
 mod pstree;
 mod stats;
+mod tasks;
 
 pub use error::ImageError;
 pub use fields::{Field, Fields};
@@ -23,10 +24,14 @@ pub use magic::{
     COMMON_MAGIC, FILES_MAGIC, Head, INVENTORY_MAGIC, MM_MAGIC, PAGEMAP_MAGIC, PSTREE_MAGIC,
     SERVICE_MAGIC, STATS_MAGIC,
 };
-pub use mm::{Mapping, read_mappings, write_mappings};
+pub use mm::{Mapping, read_executable, read_mappings, write_mappings};
 pub use names::{ImageName, mm_name, pagemap_name, pages_name};
 pub use pagemap::{
     FIRST_SERVED_PAGES_ID, Pagemap, PagemapEntry, PagemapReader, PagemapStream, PagemapWriter,
 };
 pub use pstree::{Process, read_pstree, write_pstree};
 pub use stats::{DumpStats, RestoreStats, Stats};
+pub use tasks::{
+    DumpedDescriptor, DumpedFile, RegularFile, file_kind, read_core, read_descriptors, read_files,
+    read_files_id,
+};

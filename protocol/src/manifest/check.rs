@@ -117,8 +117,7 @@ pub enum ManifestError {
 }
 
 impl Manifest {
-    /// Encodes a manifest that keeps the rules, and records only options that a restore may repeat. (Reading one is
-    /// allowed whatever it records: a restore checks again.)
+    /// Encodes a manifest that keeps the rules, and records only options that a restore may repeat.
     ///
     /// # Errors
     /// The rule it breaks.

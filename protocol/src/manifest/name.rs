@@ -38,9 +38,8 @@ pub enum JobNameError {
     },
 }
 
-/// Checks a job name: 1 to 200 bytes of letters, digits and `. _ : / + -`, not beginning with `.`, `-` or `/`,
-/// no component between slashes that is empty, `.` or `..`. So it can stand in a command line, in a file name
-/// (slashes apart), and before `@`.
+/// Checks a job name: 1 to 200 bytes of letters, digits and `. _ : / + -`, not beginning with `.`, `-` or `/`, no
+/// component between slashes that is empty, `.` or `..`: fit for a command line, paths, and to be followed by `@`.
 ///
 /// # Errors
 /// The first rule it breaks.

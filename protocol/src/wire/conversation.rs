@@ -20,11 +20,12 @@ pub use client::{Continuation, DumpClient, DumpEvent, RETRY_PAUSE};
 pub use error::ConversationError;
 pub use server::{DumpServer, QUEUED_FRAMES, ReceiverLimits};
 
-use super::VERSION;
+use super::HELLO_ANSWERED;
 use super::message::{FetchOpened, Hello, Reply, Request, reply, request};
 use crate::access::Access;
 use crate::control;
 use crate::manifest::{check_job_name, is_plain_file_name};
+use crate::versions::Interface;
 
 /// Bytes of a content digest: SHA-256.
 pub const DIGEST_BYTES: usize = 32;
@@ -53,15 +54,25 @@ pub enum ConversationOutcome {
     Violated,
 }
 
-/// Checks the first message of a stream. The peer's identity comes from its certificate; the caller compares the two.
+/// Checks the first message of a stream on a connection of this version, or the answer to it. The peer's identity
+/// comes from its certificate; the caller compares the two.
 ///
 /// # Errors
-/// The message has another version, or names no node.
-pub fn check_hello(hello: &Hello) -> Result<(), ConversationError> {
-    if hello.version != VERSION {
+/// The message has another version, or versions that cannot be, or names no node.
+pub fn check_hello(hello: &Hello, version: u32) -> Result<(), ConversationError> {
+    if hello.version != version {
         return Err(ConversationError::Version {
             found: hello.version,
+            version,
         });
+    }
+    if version >= HELLO_ANSWERED {
+        let spoken = hello.versions.clone().unwrap_or_default();
+        spoken.check()?;
+        if !spoken.of(Interface::Wire).contains(version) {
+            let found = spoken.of(Interface::Wire).newest;
+            return Err(ConversationError::Version { found, version });
+        }
     }
     check_node(&hello.name)?;
     if hello.region.len() > MAX_REGION_BYTES {
@@ -149,6 +160,24 @@ pub fn fetch_opened(reply: Reply) -> Result<([u8; SESSION_BYTES], FetchOpened), 
     }
 }
 
+/// Checks the reply to a Hello on a connection of this version with `node`.
+///
+/// # Errors
+/// The peer refuses, or this is another reply, or not the node's, or has a field with an impossible value.
+pub fn hello_answered(reply: Reply, version: u32, node: &str) -> Result<Hello, ConversationError> {
+    match reply.body {
+        Some(reply::Body::Hello(hello)) => {
+            check_hello(&hello, version)?;
+            if hello.name != node {
+                return Err(bad("name of the node", &hello.name));
+            }
+            Ok(hello)
+        }
+        Some(reply::Body::Error(error)) => Err(refused(&error)),
+        other => Err(unexpected(other.as_ref(), "a hello")),
+    }
+}
+
 fn check_node(name: &str) -> Result<(), ConversationError> {
     if is_plain_file_name(name) {
         return Ok(());
@@ -212,6 +241,7 @@ fn unexpected(body: Option<&reply::Body>, during: &'static str) -> ConversationE
         Some(reply::Body::Done(_)) => "Done",
         Some(reply::Body::Control(_)) => "Control",
         Some(reply::Body::Verified(_)) => "Verified",
+        Some(reply::Body::Hello(_)) => "Hello",
     };
     ConversationError::Unexpected { reply, during }
 }

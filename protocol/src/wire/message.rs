@@ -1,17 +1,19 @@
 //! Messages of the wire. Field numbers are never used again; unknown fields are skipped.
 //!
-//! A stream's first message is a [`Hello`], its second a [`Request`]. What follows depends on the request.
+//! A stream's first message is a [`Hello`], its second a [`Request`]. From version 2 on the node answers the first with
+//! a [`Hello`] of its own. What follows depends on the request.
 
 use prost::Message;
 
 use crate::control;
 use crate::manifest::{Manifest, Origin};
+use crate::versions::SpokenVersions;
 
 /// First message of a stream: names the sender and its version. The peer's certificate decides its permissions; this
 /// message gives its identity.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Hello {
-    /// Version of the wire protocol, [`super::VERSION`].
+    /// Version of the wire that the connection has agreed on; where there is none, the newest one of the sender.
     #[prost(uint32, tag = "1")]
     pub version: u32,
     /// Name of the node or agent: that of its certificate.
@@ -20,6 +22,9 @@ pub struct Hello {
     /// UUID of a node's region, so that another node of this name with other data is noticed. Empty from an agent.
     #[prost(string, tag = "3")]
     pub region: String,
+    /// Release of the sender and the versions that it speaks; from version 2 on.
+    #[prost(message, optional, tag = "4")]
+    pub versions: Option<SpokenVersions>,
 }
 
 /// Second message of a stream: the operation that the client requests.
@@ -252,7 +257,7 @@ pub struct Commit {
 #[derive(Clone, PartialEq, Message)]
 pub struct Reply {
     /// Result of the request, or an error.
-    #[prost(oneof = "reply::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(oneof = "reply::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
     pub body: Option<reply::Body>,
 }
 
@@ -287,6 +292,8 @@ pub mod reply {
         Control(control::Reply),
         #[prost(message, tag = "11")]
         Verified(Verified),
+        #[prost(message, tag = "12")]
+        Hello(Hello),
     }
 }
 
@@ -409,4 +416,7 @@ pub struct Done {
     /// Bytes free in its region.
     #[prost(uint64, tag = "1")]
     pub free_bytes: u64,
+    /// Time of its clock, milliseconds since the Unix epoch; 0 if it does not say.
+    #[prost(uint64, tag = "2")]
+    pub unix_ms: u64,
 }

@@ -1,6 +1,6 @@
 //! Wire protocol between nodes, and between an agent and a node, over QUIC.
 //!
-//! A connection speaks [`ALPN`]. Each bidirectional stream is one conversation: a [`message::Hello`] and a
+//! Both ends of a connection agree on a version by ALPN ([`offered`], [`agreed`]). Each bidirectional stream is one conversation: a [`message::Hello`] and a
 //! [`message::Request`] one way, [`message::Reply`] the other, framed as control messages are
 //! ([`crate::control::framing`]). Pages travel beside it, on a unidirectional *bulk* stream that begins with a
 //! [`frame::Preamble`] and then consists of [`frame::Header`]s, each with its payload. [`sender`] and [`receiver`]
@@ -14,8 +14,30 @@ pub mod message;
 pub mod receiver;
 pub mod sender;
 
-/// ALPN protocol name; the number is that of the whole wire.
-pub const ALPN: &[u8] = b"permafrost/1";
+use crate::versions::VersionRange;
 
-/// Version of the messages; a peer with another is refused with words.
-pub const VERSION: u32 = 1;
+/// ALPN protocol name of a version is this name, a slash and the version. The name alone is offered and taken last: on
+/// such a connection each conversation is refused, with an error that names the versions of both.
+pub const ALPN: &str = "permafrost";
+
+/// First version in which a node answers a [`message::Hello`] with its own, before the request comes.
+pub const HELLO_ANSWERED: u32 = 2;
+
+/// Returns the ALPN names that an end offers: the newest version first, [`ALPN`] alone last.
+#[must_use]
+pub fn offered(spoken: VersionRange) -> Vec<Vec<u8>> {
+    let versions = (spoken.oldest..=spoken.newest).rev();
+    let mut names: Vec<_> = versions
+        .map(|version| format!("{ALPN}/{version}").into_bytes())
+        .collect();
+    names.push(ALPN.as_bytes().to_vec());
+    names
+}
+
+/// Returns the version that the ALPN name of a connection stands for; `None` if the ends have none in common.
+#[must_use]
+pub fn agreed(name: &[u8], spoken: VersionRange) -> Option<u32> {
+    let (_, version) = std::str::from_utf8(name).ok()?.split_once('/')?;
+    let version = version.parse().ok()?;
+    spoken.contains(version).then_some(version)
+}

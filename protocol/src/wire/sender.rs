@@ -122,8 +122,7 @@ impl<P: AsRef<[u8]> + Clone> Sender<P> {
     /// Takes a frame, connected or not. The sequence that it was given.
     ///
     /// # Errors
-    /// There is no room for the frame now ([`PushError::WindowFull`]), or the frame is not valid. Nothing was
-    /// changed.
+    /// There is no room for the frame now ([`PushError::WindowFull`]), or the frame is not valid.
     pub fn push(
         &mut self,
         kind: Kind,
@@ -235,12 +234,10 @@ impl<P: AsRef<[u8]> + Clone> Sender<P> {
         Some((*header, payload.clone()))
     }
 
-    /// Records that the receiver has taken in every frame below `next_sequence`. Returns the number of window bytes
-    /// that become free.
+    /// Records that the receiver has every frame below `next_sequence`. Returns the number of window bytes freed.
     ///
     /// # Errors
-    /// The sequence goes back, or beyond the frames sent on this connection: the peer is not to be trusted with this
-    /// dump.
+    /// The sequence goes back, or beyond the frames sent on this connection: the peer is not to be trusted.
     pub fn acknowledged(&mut self, next_sequence: u64) -> Result<u64, SenderError> {
         self.drop_below(next_sequence, self.transmit)
     }

@@ -4,15 +4,16 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::versions::{SpokenVersions, VersionRange};
 use permafrost_protocol::wire::code;
 use permafrost_protocol::wire::conversation::{
     Continuation, ConversationError, ConversationOutcome, DumpClient, DumpEvent, DumpServer,
     QUEUED_FRAMES, RETRY_PAUSE, ReceiverLimits, check_dump, check_hello, check_request,
-    fetch_opened,
+    fetch_opened, hello_answered,
 };
 use permafrost_protocol::wire::frame::{Coding, Kind};
 use permafrost_protocol::wire::message::{
-    Acknowledged, Closed, Commit, Committed, DumpOpened, FetchOpened, Hello, Prepared, Reply,
+    Acknowledged, Closed, Commit, Committed, Done, DumpOpened, FetchOpened, Hello, Prepared, Reply,
     Request, reply, request,
 };
 use permafrost_protocol::wire::sender::SenderError;
@@ -464,32 +465,68 @@ fn first_words_are_checked() {
         version: 1,
         name: "n1".into(),
         region: String::new(),
+        versions: None,
     };
-    assert_eq!(check_hello(&hello), Ok(()));
+    assert_eq!(check_hello(&hello, 1), Ok(()));
     let newer = Hello {
         version: 2,
+        versions: Some(SpokenVersions::built()),
         ..hello.clone()
     };
+    assert_eq!(check_hello(&newer, 2), Ok(()));
     assert_eq!(
-        check_hello(&newer),
-        Err(ConversationError::Version { found: 2 })
+        check_hello(&newer, 1),
+        Err(ConversationError::Version {
+            found: 2,
+            version: 1
+        })
     );
+    // Versions of a peer are of use only if they can be, and have the one that is spoken.
+    for (oldest, newest) in [(0, 2), (3, 2), (1, 65_536), (3, 4), (1, 1)] {
+        let wire = Some(VersionRange { oldest, newest });
+        let versions = Some(SpokenVersions {
+            wire,
+            ..SpokenVersions::built()
+        });
+        let said = Hello {
+            versions,
+            ..newer.clone()
+        };
+        assert!(check_hello(&said, 2).is_err(), "{oldest} to {newest}");
+    }
+    let untold = Hello {
+        versions: None,
+        ..newer.clone()
+    };
+    assert!(check_hello(&untold, 2).is_err());
     for name in ["", "a/b", ".."] {
         assert!(
-            check_hello(&Hello {
-                name: name.into(),
-                ..hello.clone()
-            })
+            check_hello(
+                &Hello {
+                    name: name.into(),
+                    ..hello.clone()
+                },
+                1
+            )
             .is_err()
         );
     }
     assert!(
-        check_hello(&Hello {
-            region: "x".repeat(65),
-            ..hello
-        })
+        check_hello(
+            &Hello {
+                region: "x".repeat(65),
+                ..hello
+            },
+            1
+        )
         .is_err()
     );
+    let answer = |body| Reply { body: Some(body) };
+    let good = answer(reply::Body::Hello(newer.clone()));
+    assert_eq!(hello_answered(good.clone(), 2, "n1"), Ok(newer));
+    assert!(hello_answered(good, 2, "n2").is_err());
+    let other = answer(reply::Body::Done(Done::default()));
+    assert!(hello_answered(other, 2, "n1").is_err());
 
     assert_eq!(check_dump(&dump()), Ok([7; 16]));
     for wrong in [

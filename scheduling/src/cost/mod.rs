@@ -23,9 +23,7 @@ use permafrost_api_types::cost::By;
 pub use permafrost_api_types::cost::{Copies, Part};
 
 pub use node::{NodeFigures, Replica, SwapFigures, TierRoom};
-pub use resume::{
-    LazyRestore, Missing as MissingPages, Recall, full as resume, lazy as resume_lazily,
-};
+pub use resume::{LazyRestore, MissingPages, Recall, full as resume, lazy as resume_lazily};
 pub use suspend::{checkpoint, in_memory};
 pub use task::{TaskFigures, TaskResources};
 pub use without::{kill, rollback, wait};

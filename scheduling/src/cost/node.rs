@@ -21,6 +21,8 @@ pub struct NodeFigures {
     pub read: SizedRates,
     /// Bandwidth at which pages come back from the node's object store.
     pub recall: SizedRates,
+    /// Bandwidth at which pages follow to processes that were restored lazily.
+    pub lazy: SizedRates,
     /// Bytes that are written before a dump begins that comes last, the running and the reserved ones counted.
     pub write_queue: Figure<Bytes>,
     /// Bytes that are read before a restore begins that comes last, the running and the reserved ones counted.
@@ -34,6 +36,8 @@ pub struct NodeFigures {
     pub dump_start: Figure<Seconds>,
     /// Fixed time of a restore, independent of its size.
     pub restore_start: Figure<Seconds>,
+    /// Time until the processes of a lazy restore run. Unknown, it is assumed to be that of other restores.
+    pub lazy_start: Figure<Seconds>,
 }
 
 /// Room on one tier of a node.
@@ -76,12 +80,14 @@ impl NodeFigures {
             compare: SizedRates::uniform(Figure::not_given(What::WriteBandwidth)),
             read: SizedRates::uniform(Figure::not_given(What::ReadBandwidth)),
             recall: SizedRates::uniform(Figure::not_given(What::RecallBandwidth)),
+            lazy: SizedRates::uniform(Figure::not_given(What::LazyBandwidth)),
             write_queue: Figure::not_given(What::Queue),
             read_queue: Figure::not_given(What::Queue),
             write_drain: Figure::not_given(What::WriteBandwidth),
             read_drain: Figure::not_given(What::ReadBandwidth),
             dump_start: Figure::not_given(What::Latency),
             restore_start: Figure::not_given(What::Latency),
+            lazy_start: Figure::not_given(What::Latency),
         }
     }
 

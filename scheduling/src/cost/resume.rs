@@ -6,11 +6,11 @@ use super::node::{NodeFigures, moved};
 use super::{NoCost, Part, Tally, TaskCost};
 use crate::estimator::SizedRates;
 use crate::figure::{Estimate, Figure};
-use crate::quantity::{Bytes, BytesPerSecond};
+use crate::quantity::{Bytes, BytesPerSecond, Seconds};
 
 /// Part of an image that a node lacks, and the link over which the part would be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Missing<'a> {
+pub struct MissingPages<'a> {
     /// Bytes it lacks; less than the image if it has the parent.
     pub bytes: Bytes,
     /// Bandwidth of the link from the nearest holder.
@@ -46,14 +46,17 @@ pub struct LazyRestore {
 pub fn full(
     size: Bytes,
     node: &NodeFigures,
-    lacks: Option<&Missing<'_>>,
+    lacks: Option<&MissingPages<'_>>,
     recall: Option<&Recall<'_>>,
 ) -> Result<TaskCost, NoCost> {
-    resumed(size, size, node, lacks, recall)
+    let queue = node.read_wait()?;
+    let cost = resumed((size, size), &node.restore_start, node, lacks, recall)?;
+    Ok(cost.with(Part::ReadQueue, queue))
 }
 
 /// Returns the cost of resuming when only the eager part is read before the task runs. The rest is counted as page
 /// faults that the task waits for, all of it: an upper bound, as pages that the task does not touch cost it nothing.
+/// Only the transfer of what nobody waits for is queued, so the queue costs the task nothing.
 /// A link is used page by page, so the part that the node `lacks` is transferred at once only as far as it is eager.
 /// What is in an object store comes back as a whole first.
 ///
@@ -63,30 +66,32 @@ pub fn full(
 pub fn lazy(
     size: Bytes,
     node: &NodeFigures,
-    lacks: Option<&Missing<'_>>,
+    lacks: Option<&MissingPages<'_>>,
     recall: Option<&Recall<'_>>,
     lazy: &LazyRestore,
 ) -> Result<TaskCost, NoCost> {
     let eager = lazy.eager.min(size);
     let rest = size.less(eager);
-    let cost = resumed(eager, size, node, lacks, recall)?;
+    let start = match node.lazy_start {
+        Figure::Unknown { .. } => &node.restore_start,
+        Figure::Known(_) => &node.lazy_start,
+    };
+    let cost = resumed((eager, size), start, node, lacks, recall)?;
     if rest == Bytes::ZERO {
         return Ok(cost);
     }
     Ok(cost.with(Part::Faults, Estimate::given(rest).at(&lazy.rate.known()?)))
 }
 
-/// Reads `size` of an image of `whole`.
+/// Reads `size` of an image of `whole`, after a fixed time.
 fn resumed(
-    size: Bytes,
-    whole: Bytes,
+    (size, whole): (Bytes, Bytes),
+    start: &Figure<Seconds>,
     node: &NodeFigures,
-    lacks: Option<&Missing<'_>>,
+    lacks: Option<&MissingPages<'_>>,
     recall: Option<&Recall<'_>>,
 ) -> Result<TaskCost, NoCost> {
-    let mut cost = TaskCost::nothing()
-        .with(Part::ReadQueue, node.read_wait()?)
-        .with_fixed(Part::RestoreStart, node.restore_start.known());
+    let mut cost = TaskCost::nothing().with_fixed(Part::RestoreStart, start.known());
     if let Some(recall) = recall.filter(|recall| recall.bytes > Bytes::ZERO) {
         cost = cost.with(
             Part::Recall,
@@ -130,8 +135,8 @@ mod tests {
     #[test]
     fn a_node_that_has_the_parent_is_sent_the_difference() {
         let link = SizedRates::uniform(rate(0.5));
-        let lacks = |bytes| Missing { bytes, link: &link };
-        let time = |lacks: Option<&Missing<'_>>| {
+        let lacks = |bytes| MissingPages { bytes, link: &link };
+        let time = |lacks: Option<&MissingPages<'_>>| {
             full(gb(10), &node(), lacks, None).unwrap().until_running()
         };
         assert_eq!(time(None).p50.value(), 2.0 + 5.0);
@@ -148,16 +153,14 @@ mod tests {
             rate: rate(1.0),
         };
         let cost = lazy(gb(10), &node(), None, None, &how).unwrap();
-        assert_eq!(cost.until_running().p50.value(), 2.0 + 0.5);
-        assert_eq!(cost.overhead().p50.value(), 2.0 + 0.5 + 9.0);
+        assert_eq!(cost.until_running().p50.value(), 0.5, "it is not queued");
+        assert_eq!(cost.overhead().p50.value(), 0.5 + 9.0);
         let all = LazyRestore {
             eager: gb(99),
             rate: Figure::not_given(What::LazyBandwidth),
         };
-        assert_eq!(
-            lazy(gb(10), &node(), None, None, &all),
-            full(gb(10), &node(), None, None)
-        );
+        let cost = lazy(gb(10), &node(), None, None, &all).unwrap();
+        assert_eq!(cost.overhead().p50.value(), 5.0);
     }
 
     #[test]
@@ -174,7 +177,7 @@ mod tests {
             rate: rate(1.0),
         };
         let cost = lazy(gb(10), &node(), None, Some(&recall), &how).unwrap();
-        assert_eq!(cost.until_running().p50.value(), 2.0 + 4.0);
+        assert_eq!(cost.until_running().p50.value(), 4.0);
         let unknown = SizedRates::uniform(Figure::not_given(What::RecallBandwidth));
         let recall = |bytes| Recall {
             bytes,
@@ -187,12 +190,12 @@ mod tests {
     #[test]
     fn a_node_that_lacks_nothing_needs_no_link() {
         let link = SizedRates::uniform(Figure::not_given(What::LinkBandwidth));
-        let unknown = Missing {
+        let unknown = MissingPages {
             bytes: Bytes::ZERO,
             link: &link,
         };
         assert!(full(gb(1), &node(), Some(&unknown), None).is_ok());
-        let some = Missing {
+        let some = MissingPages {
             bytes: gb(1),
             ..unknown
         };

@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::TaskId;
 use crate::cost::{
     self, Copies, Dump, NoCost, NodeFigures, PreemptionMechanism, Replica, Sums, SwapFigures,
-    Tally, TaskCost, TaskFigures,
+    Tally, TaskCost, TaskFigures, TaskResources,
 };
 use crate::quantity::{Bytes, Ratio, Seconds};
 
@@ -136,11 +136,11 @@ pub fn options(
     copies: Copies,
 ) -> Vec<(PreemptionMechanism, Result<TaskCost, NoCost>)> {
     let all = mechanisms(copies).into_iter();
-    all.map(|mechanism| (mechanism, cost_of(task, site, mechanism)))
+    all.map(|mechanism| (mechanism, cost_of(task, site, Bytes::ZERO, mechanism)))
         .collect()
 }
 
-/// Returns the cost of one mechanism.
+/// Returns the cost of one mechanism, behind `ahead` bytes of dumps that are decided on already.
 ///
 /// # Errors
 ///
@@ -148,9 +148,11 @@ pub fn options(
 pub fn cost_of(
     task: &TaskFigures,
     site: &Site<'_>,
+    ahead: Bytes,
     mechanism: PreemptionMechanism,
 ) -> Result<TaskCost, NoCost> {
-    option(task, site, Bytes::ZERO, mechanism)
+    let whole = Demand::whole(task);
+    option(task, site, Demand { ahead, ..whole }, mechanism)
 }
 
 /// Returns the mechanisms in the order in which they are preferred where they cost the same.
@@ -169,12 +171,50 @@ const fn mechanisms(copies: Copies) -> [PreemptionMechanism; 7] {
     ]
 }
 
-/// Returns the cost of one mechanism, as the sums that `T` keeps, behind `ahead` more bytes than the figures of the
-/// queues hold.
+/// Demands of other decisions and of the preempting party on a victim.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Demand {
+    /// Bytes that are dumped before it, and that the figures of the queues do not hold.
+    pub(super) ahead: Bytes,
+    /// Memory that is wanted of it.
+    pub(super) memory: Bytes,
+}
+
+impl Demand {
+    /// Demands all the memory that the task holds: the task that comes instead may need as much.
+    const fn whole(task: &TaskFigures) -> Self {
+        Self {
+            ahead: Bytes::ZERO,
+            memory: task.holds.memory,
+        }
+    }
+}
+
+/// Returns what becomes free of a task that is preempted for `wanted`: a suspended one keeps the memory that nobody
+/// wants of it (000, §4.1), the others keep nothing.
+#[must_use]
+pub fn freed(
+    holds: TaskResources,
+    wanted: TaskResources,
+    mechanism: PreemptionMechanism,
+) -> TaskResources {
+    match mechanism {
+        PreemptionMechanism::SuspendInMemory => TaskResources {
+            memory: holds.memory.min(wanted.memory),
+            ..holds
+        },
+        PreemptionMechanism::Wait
+        | PreemptionMechanism::Kill
+        | PreemptionMechanism::Rollback
+        | PreemptionMechanism::Checkpoint { .. } => holds,
+    }
+}
+
+/// Returns the cost of one mechanism, as the sums that `T` keeps.
 fn option<T: Tally>(
     task: &TaskFigures,
     site: &Site<'_>,
-    ahead: Bytes,
+    demand: Demand,
     mechanism: PreemptionMechanism,
 ) -> Result<T, NoCost> {
     match mechanism {
@@ -182,13 +222,12 @@ fn option<T: Tally>(
         PreemptionMechanism::Kill => cost::kill_as(task),
         PreemptionMechanism::Rollback => cost::rollback_as(task, site.node),
         PreemptionMechanism::SuspendInMemory => match &site.swap {
-            // The task that comes instead may need as much as the victim held.
-            Some(swap) => cost::in_memory_as(task, task.holds.memory, swap),
+            Some(swap) => cost::in_memory_as(task, demand.memory, swap),
             None => Err(NoCost::NoSwap),
         },
         PreemptionMechanism::Checkpoint { dump, copies } => {
             let replica = site.replica.as_ref();
-            cost::checkpoint_behind(task, dump, copies, site.node, replica, ahead)
+            cost::checkpoint_behind(task, dump, copies, site.node, replica, demand.ahead)
         }
     }
 }
@@ -201,7 +240,7 @@ pub(super) struct Least {
     pub(super) queued: Option<Seconds>,
 }
 
-pub(super) fn least(task: &TaskFigures, site: &Site<'_>, terms: &Terms) -> Least {
+pub(super) fn least(task: &TaskFigures, site: &Site<'_>, demand: Demand, terms: &Terms) -> Least {
     let mut least = Least::default();
     for mechanism in mechanisms(terms.copies) {
         let of = match mechanism {
@@ -212,7 +251,7 @@ pub(super) fn least(task: &TaskFigures, site: &Site<'_>, terms: &Terms) -> Least
                 &mut least.queued
             }
         };
-        if let Ok(sums) = option::<Sums>(task, site, Bytes::ZERO, mechanism)
+        if let Ok(sums) = option::<Sums>(task, site, demand, mechanism)
             && terms.allows(task, mechanism, &sums)
         {
             let score = terms.score_of(&sums);
@@ -220,6 +259,23 @@ pub(super) fn least(task: &TaskFigures, site: &Site<'_>, terms: &Terms) -> Least
         }
     }
     least
+}
+
+/// Returns the least score of the mechanisms whose cost does not depend on other decisions for the node, and that of
+/// the others, where no memory is wanted: lower bounds of any choice, and much cheaper than one. None where no
+/// mechanism is possible.
+#[must_use]
+pub fn least_scores(
+    task: &TaskFigures,
+    site: &Site<'_>,
+    terms: &Terms,
+) -> (Option<Seconds>, Option<Seconds>) {
+    let demand = Demand {
+        ahead: Bytes::ZERO,
+        memory: Bytes::ZERO,
+    };
+    let least = least(task, site, demand, terms);
+    (least.alone, least.queued)
 }
 
 /// Returns the mechanism with the least score of those that have a cost and that the terms allow.
@@ -231,17 +287,34 @@ pub(super) fn least(task: &TaskFigures, site: &Site<'_>, terms: &Terms) -> Least
 ///
 /// [`UndecidedTask`] if no mechanism is left, with the reasons.
 pub fn choose(task: &TaskFigures, site: &Site<'_>, terms: &Terms) -> Result<Choice, UndecidedTask> {
-    choose_behind(task, site, Bytes::ZERO, terms)
+    choose_under(task, site, Demand::whole(task), terms)
 }
 
-/// Chooses as [`choose`] does, behind `ahead` more bytes than the figures of the queues hold.
-pub(super) fn choose_behind(
+/// Chooses as [`choose`] does, and lets a suspended task keep the memory that is not `wanted`.
+///
+/// # Errors
+///
+/// [`UndecidedTask`] if no mechanism is left, with the reasons.
+pub fn choose_for(
     task: &TaskFigures,
     site: &Site<'_>,
-    ahead: Bytes,
+    wanted: TaskResources,
     terms: &Terms,
 ) -> Result<Choice, UndecidedTask> {
-    let best = best::<TaskCost>(task, site, ahead, terms)?;
+    let demand = Demand {
+        ahead: Bytes::ZERO,
+        memory: task.holds.memory.min(wanted.memory),
+    };
+    choose_under(task, site, demand, terms)
+}
+
+pub(super) fn choose_under(
+    task: &TaskFigures,
+    site: &Site<'_>,
+    demand: Demand,
+    terms: &Terms,
+) -> Result<Choice, UndecidedTask> {
+    let best = best::<TaskCost>(task, site, demand, terms)?;
     Ok(Choice {
         mechanism: best.mechanism,
         cost: best.cost,
@@ -261,13 +334,13 @@ pub(super) struct Best<T> {
 pub(super) fn best<T: Tally>(
     task: &TaskFigures,
     site: &Site<'_>,
-    ahead: Bytes,
+    demand: Demand,
     terms: &Terms,
 ) -> Result<Best<T>, UndecidedTask> {
     let mut best: Option<Best<T>> = None;
     let (mut kill, mut dump) = (Rejection::TooLong, Rejection::TooLong);
     for mechanism in mechanisms(terms.copies) {
-        let cost: T = match option(task, site, ahead, mechanism) {
+        let cost: T = match option(task, site, demand, mechanism) {
             Ok(cost) => cost,
             Err(no_cost) => {
                 match mechanism {
@@ -312,7 +385,6 @@ pub(super) fn best<T: Tally>(
 mod tests {
     use super::*;
     use crate::NodeId;
-    use crate::cost::TaskResources;
     use crate::estimator::SizedRates;
     use crate::figure::Figure;
     use crate::quantity::{Bytes, BytesPerSecond};
@@ -421,6 +493,48 @@ mod tests {
         let choice = choose(&task, &site, &Terms::default()).unwrap();
         assert_eq!(choice.mechanism, PreemptionMechanism::SuspendInMemory);
         assert_eq!(choice.score, Seconds::ZERO);
+    }
+
+    #[test]
+    fn only_the_memory_that_is_wanted_is_paged_out() {
+        let node = node(1e9);
+        let gb = |n: u64| Bytes::new(n * 1_000_000_000);
+        let swap = |gb_per_s: f64| Figure::given(BytesPerSecond::new(gb_per_s * 1e9).unwrap());
+        let site = Site {
+            swap: Some(SwapFigures {
+                free_memory: Bytes::ZERO,
+                free_swap: gb(6),
+                write: swap(0.1),
+                read: swap(0.1),
+            }),
+            ..site(&node)
+        };
+        let task = TaskFigures {
+            resident: Figure::given(gb(5)),
+            holds: TaskResources {
+                cpu_millis: 1000,
+                memory: gb(5),
+            },
+            ..k_means()
+        };
+        // 5 GB out and in again are 100 s; the dump takes 10.
+        let whole = choose(&task, &site, &Terms::default()).unwrap();
+        assert_eq!((whole.mechanism, whole.score.value()), (FULL, 10.0));
+        let wanting = |memory| {
+            let wanted = TaskResources {
+                cpu_millis: 1000,
+                memory,
+            };
+            let choice = choose_for(&task, &site, wanted, &Terms::default()).unwrap();
+            (choice.mechanism, choice.score.value())
+        };
+        assert_eq!(
+            wanting(Bytes::ZERO),
+            (PreemptionMechanism::SuspendInMemory, 0.0)
+        );
+        let half = wanting(Bytes::new(250_000_000));
+        assert_eq!(half, (PreemptionMechanism::SuspendInMemory, 5.0));
+        assert_eq!(wanting(gb(9)), (FULL, 10.0));
     }
 
     #[test]

@@ -6,5 +6,8 @@ mod choose;
 mod plan;
 
 pub use algorithm::{CandidateVictim, Decision, algorithm_1, overhead_chkpt};
-pub use choose::{By, Choice, Rejection, Site, Terms, UndecidedTask, choose, cost_of, options};
-pub use plan::{Candidate, PlannedVictim, PreemptionPlan, plan};
+pub use choose::{
+    By, Choice, Rejection, Site, Terms, UndecidedTask, choose, choose_for, cost_of, freed,
+    least_scores, options,
+};
+pub use plan::{Candidate, PlannedVictim, PreemptionPlan, dumped, plan, together};

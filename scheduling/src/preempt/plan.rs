@@ -5,13 +5,19 @@
 //! queue for the following ones, by an equal time for all of them. So a node's candidates are sorted once, by their
 //! costs with the initial queue, and only the first of each node is evaluated again. Between candidates of one node
 //! that free different shares the order may so differ from that of the present queue.
+//!
+//! Only what is wanted counts (000, §4.1): a victim's score is divided by the wanted part of what it holds, and no more
+//! of a suspended task's memory is paged out than is still wanted.
+
+#[cfg(test)]
+mod tests;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use serde::Serialize;
 
-use super::choose::{Choice, Site, Terms, UndecidedTask, best, choose, choose_behind, least};
+use super::choose::{Choice, Demand, Site, Terms, UndecidedTask, best, choose_under, freed, least};
 use crate::cost::{Dump, PreemptionMechanism, Sums, TaskFigures, TaskResources};
 use crate::figure::Figure;
 use crate::quantity::{Bytes, Seconds};
@@ -33,7 +39,7 @@ pub struct PlannedVictim {
     pub task: TaskId,
     /// Node that the task runs on.
     pub node: NodeId,
-    /// Resources that become free.
+    /// Resources that become free: all that it holds, but of a suspended task only the memory that is wanted of it.
     pub frees: TaskResources,
     /// Mechanism, with its cost.
     pub choice: Choice,
@@ -63,18 +69,25 @@ struct Place {
     index: usize,
 }
 
-/// A node's candidates, the last one best.
-struct Line<'a> {
-    node: NodeId,
+/// A node, with the load of the decisions that are made for it.
+#[derive(Clone, Copy)]
+struct Loaded<'a> {
     site: Site<'a>,
     /// Bytes of the dumps that are planned: they go before the following ones, here and on the replica.
     ahead: Bytes,
+}
+
+/// A node's candidates, the last one best.
+struct Line<'a> {
+    loaded: Loaded<'a>,
     /// Candidates by the costs that do not depend on other decisions for the node.
     alone: Vec<Place>,
     /// Candidates by their costs with the initial queue and swap.
     queued: Vec<Place>,
     /// Best candidate, as it was last evaluated.
     best: Option<Place>,
+    /// Resources that were still wanted then.
+    wanted: TaskResources,
 }
 
 /// Chooses victims among `candidates` that free the `wanted` resources, on any node: a caller that needs them on one
@@ -86,19 +99,41 @@ pub fn plan(
     sites: &BTreeMap<NodeId, Site<'_>>,
     terms: &Terms,
 ) -> PreemptionPlan {
+    planned(Some(wanted), candidates, sites, terms)
+}
+
+/// Chooses the mechanism for each of the `candidates`, which are all preempted: those of a node one after the other,
+/// the cheapest first, so that a dump waits for the dumps before it. All that they hold is to become free. O(n log n)
+/// for n candidates.
+#[must_use]
+pub fn together(
+    candidates: &[Candidate],
+    sites: &BTreeMap<NodeId, Site<'_>>,
+    terms: &Terms,
+) -> PreemptionPlan {
+    planned(None, candidates, sites, terms)
+}
+
+fn planned(
+    wanted: Option<TaskResources>,
+    candidates: &[Candidate],
+    sites: &BTreeMap<NodeId, Site<'_>>,
+    terms: &Terms,
+) -> PreemptionPlan {
     let mut planning = Planning {
         wanted,
         candidates,
         terms,
         over: vec![false; candidates.len()],
         plan: PreemptionPlan::default(),
+        taken: Vec::new(),
     };
     let mut lines = planning.lines(sites);
     let mut heap = BinaryHeap::with_capacity(lines.len());
     for (at, line) in lines.iter_mut().enumerate() {
         heap.extend(planning.look(line).map(|place| Reverse((place, at))));
     }
-    while !planning.left().is_none() {
+    while !planning.is_enough() {
         let Some(Reverse((seen, at))) = heap.pop() else {
             break;
         };
@@ -106,7 +141,7 @@ pub fn plan(
             continue;
         };
         // The resources still wanted may have shrunk since then.
-        if !planning.still_frees_as_much(seen) {
+        if !planning.is_wanted_as_much(seen, line.wanted) {
             match planning.look(line) {
                 Some(place) if heap.peek().is_some_and(|Reverse((next, _))| place > *next) => {
                     heap.push(Reverse((place, at)));
@@ -120,24 +155,49 @@ pub fn plan(
             heap.extend(planning.look(line).map(|place| Reverse((place, at))));
         }
     }
+    planning.spare(sites);
     let mut plan = planning.plan;
-    spare(&mut plan, wanted);
-    plan.lacking = wanted.less(plan.frees);
+    plan.lacking = wanted.map_or(TaskResources::ZERO, |wanted| wanted.less(plan.frees));
     plan
 }
 
 struct Planning<'a> {
-    wanted: TaskResources,
+    /// Resources that are wanted; none if all candidates are to go.
+    wanted: Option<TaskResources>,
     candidates: &'a [Candidate],
     terms: &'a Terms,
     /// Taken already, or not to be taken.
     over: Vec<bool>,
     plan: PreemptionPlan,
+    /// Candidates that the victims of the plan are.
+    taken: Vec<usize>,
 }
 
 impl Planning<'_> {
-    fn left(&self) -> TaskResources {
-        self.wanted.less(self.plan.frees)
+    fn is_enough(&self) -> bool {
+        let covers = |wanted| self.plan.frees.covers(wanted);
+        self.wanted.is_some_and(covers)
+    }
+
+    /// Returns the part that is still wanted of what a task holds.
+    fn left_of(&self, holds: TaskResources) -> TaskResources {
+        match self.wanted {
+            Some(wanted) => holds.least(wanted.less(self.plan.frees)),
+            None => holds,
+        }
+    }
+
+    /// Returns the share that the task's wanted part is of all that is wanted.
+    fn share(&self, task: &TaskFigures) -> f64 {
+        match self.wanted {
+            Some(wanted) => share(self.left_of(task.holds), wanted),
+            None => 1.0,
+        }
+    }
+
+    fn demand(&self, task: &TaskFigures, ahead: Bytes) -> Demand {
+        let memory = self.left_of(task.holds).memory;
+        Demand { ahead, memory }
     }
 
     /// Candidates by node, sorted.
@@ -149,19 +209,19 @@ impl Planning<'_> {
                 self.plan.unknown_node.push(task.id);
                 continue;
             };
-            let share = share(task.holds.least(self.wanted), self.wanted);
+            let share = self.share(task);
             if share == 0.0 {
                 continue;
             }
             let line = lines.entry(node).or_insert_with(|| Line {
-                node,
-                site: *site,
-                ahead: Bytes::ZERO,
+                loaded: Loaded::new(site),
                 alone: Vec::new(),
                 queued: Vec::new(),
                 best: None,
+                wanted: TaskResources::ZERO,
             });
-            let least = least(task, site, self.terms);
+            let demand = self.demand(task, Bytes::ZERO);
+            let least = least(task, site, demand, self.terms);
             let place = |score: Seconds| Place {
                 key: Seconds::clamped(score.value() / share),
                 task: task.id,
@@ -170,7 +230,7 @@ impl Planning<'_> {
             line.alone.extend(least.alone.map(place));
             line.queued.extend(least.queued.map(place));
             if least.alone.or(least.queued).is_none()
-                && let Err(undecided) = choose(task, site, self.terms)
+                && let Err(undecided) = choose_under(task, site, demand, self.terms)
             {
                 self.plan.undecided.push(undecided);
             }
@@ -184,28 +244,33 @@ impl Planning<'_> {
         lines
     }
 
-    fn still_frees_as_much(&self, place: Place) -> bool {
-        let candidate = self.candidates.get(place.index);
-        candidate.is_some_and(|candidate| self.left().covers(candidate.task.holds))
+    /// Returns true if as much is wanted of a candidate as when `wanted` were left.
+    fn is_wanted_as_much(&self, place: Place, wanted: TaskResources) -> bool {
+        self.candidates.get(place.index).is_some_and(|candidate| {
+            let holds = candidate.task.holds;
+            self.wanted.is_none() || self.left_of(holds) == holds.least(wanted)
+        })
     }
 
     /// Finds the best candidate of a node at present costs.
     fn look(&mut self, line: &mut Line<'_>) -> Option<Place> {
-        let alone = self.first(&mut line.alone, &line.site, line.ahead);
-        let queued = self.first(&mut line.queued, &line.site, line.ahead);
+        let alone = self.first(&mut line.alone, &line.loaded);
+        let queued = self.first(&mut line.queued, &line.loaded);
         line.best = match (alone, queued) {
             (Some(alone), Some(queued)) => Some(alone.min(queued)),
             (alone, queued) => alone.or(queued),
         };
+        let wanted = self.wanted.unwrap_or_default();
+        line.wanted = wanted.less(self.plan.frees);
         line.best
     }
 
     /// Returns the first candidate in this order that can still be taken, at its present cost.
-    fn first(&mut self, order: &mut Vec<Place>, site: &Site<'_>, ahead: Bytes) -> Option<Place> {
+    fn first(&mut self, order: &mut Vec<Place>, loaded: &Loaded<'_>) -> Option<Place> {
         while let Some(&place) = order.last() {
             let candidate = self.candidates.get(place.index);
             if let (Some(candidate), Some(false)) = (candidate, self.over.get(place.index)) {
-                match self.now(candidate, place, site, ahead) {
+                match self.now(candidate, place, loaded) {
                     Ok(Some(best)) => return Some(best),
                     Ok(None) => {}
                     Err(undecided) => self.plan.undecided.push(undecided),
@@ -222,14 +287,15 @@ impl Planning<'_> {
         &self,
         candidate: &Candidate,
         place: Place,
-        site: &Site<'_>,
-        ahead: Bytes,
+        loaded: &Loaded<'_>,
     ) -> Result<Option<Place>, UndecidedTask> {
-        let share = share(candidate.task.holds.least(self.left()), self.wanted);
+        let task = &candidate.task;
+        let share = self.share(task);
         if share == 0.0 {
             return Ok(None);
         }
-        let best = best::<Sums>(&candidate.task, site, ahead, self.terms)?;
+        let demand = self.demand(task, loaded.ahead);
+        let best = best::<Sums>(task, &loaded.site, demand, self.terms)?;
         let key = Seconds::clamped(best.score.value() / share);
         Ok(Some(Place { key, ..place }))
     }
@@ -239,26 +305,104 @@ impl Planning<'_> {
         let Some(candidate) = self.candidates.get(place.index) else {
             return;
         };
-        // The choice that was evaluated, now with the parts of its cost.
-        match choose_behind(&candidate.task, &line.site, line.ahead, self.terms) {
-            Ok(choice) => {
-                occupy(line, &candidate.task, choice.mechanism);
-                self.plan.frees = self.plan.frees.plus(candidate.task.holds);
-                self.plan.victims.push(PlannedVictim {
-                    task: candidate.task.id,
-                    node: line.node,
-                    frees: candidate.task.holds,
-                    choice,
-                });
+        match self.victim(candidate, &mut line.loaded) {
+            Ok(victim) => {
+                self.plan.frees = self.plan.frees.plus(victim.frees);
+                self.plan.victims.push(victim);
+                self.taken.push(place.index);
             }
             Err(undecided) => self.plan.undecided.push(undecided),
         }
+    }
+
+    /// Makes the choice for a candidate, with the parts of its cost, and adds its effect to the node.
+    fn victim(
+        &self,
+        candidate: &Candidate,
+        loaded: &mut Loaded<'_>,
+    ) -> Result<PlannedVictim, UndecidedTask> {
+        let task = &candidate.task;
+        let demand = self.demand(task, loaded.ahead);
+        let choice = choose_under(task, &loaded.site, demand, self.terms)?;
+        let frees = freed(task.holds, self.left_of(task.holds), choice.mechanism);
+        loaded.occupy(task, frees, choice.mechanism);
+        Ok(PlannedVictim {
+            task: task.id,
+            node: candidate.node,
+            frees,
+            choice,
+        })
     }
 
     fn end(&mut self, index: usize) {
         if let Some(over) = self.over.get_mut(index) {
             *over = true;
         }
+    }
+
+    /// Lets victims go that a later one made superfluous, the dearest first, and makes the choices for the others
+    /// again: they wait for fewer dumps, and more memory may be wanted of them.
+    fn spare(&mut self, sites: &BTreeMap<NodeId, Site<'_>>) {
+        let Some(kept) = self
+            .wanted
+            .and_then(|wanted| self.kept(wanted))
+            .filter(|kept| kept.len() < self.taken.len())
+        else {
+            return;
+        };
+        let before = std::mem::take(&mut self.plan.victims);
+        let freed_before = std::mem::take(&mut self.plan.frees);
+        let mut loads: BTreeMap<NodeId, Loaded<'_>> = BTreeMap::new();
+        for index in kept {
+            if let Some(candidate) = self.candidates.get(index)
+                && let Some(site) = sites.get(&candidate.node)
+            {
+                let loaded = loads
+                    .entry(candidate.node)
+                    .or_insert_with(|| Loaded::new(site));
+                if let Ok(victim) = self.victim(candidate, loaded) {
+                    self.plan.frees = self.plan.frees.plus(victim.frees);
+                    self.plan.victims.push(victim);
+                }
+            }
+        }
+        // To page out more of a task may take longer than the terms allow.
+        if !self.is_enough() {
+            (self.plan.victims, self.plan.frees) = (before, freed_before);
+        }
+    }
+
+    /// Returns the candidates without which less than `wanted` would become free, in the order of the decisions; none
+    /// if all together free less.
+    fn kept(&self, wanted: TaskResources) -> Option<Vec<usize>> {
+        let mut dearest: Vec<(Seconds, usize, TaskResources)> = Vec::new();
+        let mut frees = TaskResources::ZERO;
+        for (victim, index) in self.plan.victims.iter().zip(&self.taken) {
+            // A suspended task can free more of its memory than was wanted of it.
+            let holds = self.candidates.get(*index)?.task.holds;
+            frees = frees.plus(holds);
+            dearest.push((victim.choice.score, dearest.len(), holds));
+        }
+        if !frees.covers(wanted) {
+            return None;
+        }
+        dearest.sort_unstable_by_key(|(score, at, _)| Reverse((*score, *at)));
+        let mut is_kept = vec![true; self.taken.len()];
+        for (_, at, holds) in dearest {
+            let without = frees.less(holds);
+            // A sum that stopped at the largest number cannot be taken apart again.
+            let exact = without.plus(holds) == frees && frees != without;
+            if exact
+                && without.covers(wanted)
+                && let Some(is_kept) = is_kept.get_mut(at)
+            {
+                *is_kept = false;
+                frees = without;
+            }
+        }
+        let taken = self.taken.iter().zip(is_kept);
+        let kept = taken.filter_map(|(index, is_kept)| is_kept.then_some(*index));
+        Some(kept.collect())
     }
 }
 
@@ -273,188 +417,42 @@ fn share(holds: TaskResources, wanted: TaskResources) -> f64 {
     part(holds.cpu_millis, wanted.cpu_millis).max(memory)
 }
 
-/// Adds the effect of a decision to its node: bytes in the queue, or memory and swap in use.
-fn occupy(line: &mut Line<'_>, task: &TaskFigures, mechanism: PreemptionMechanism) {
-    let size = |figure: Figure<Bytes>| figure.known().map_or(Bytes::ZERO, |size| size.p50);
+impl<'a> Loaded<'a> {
+    const fn new(site: &Site<'a>) -> Self {
+        Self {
+            site: *site,
+            ahead: Bytes::ZERO,
+        }
+    }
+
+    /// Adds the effect of a decision: bytes in the queue, or memory and swap in use.
+    fn occupy(&mut self, task: &TaskFigures, frees: TaskResources, mechanism: PreemptionMechanism) {
+        self.ahead = self.ahead.plus(dumped(task, mechanism));
+        if mechanism == PreemptionMechanism::SuspendInMemory
+            && let Some(swap) = &mut self.site.swap
+        {
+            swap.free_swap = swap.free_swap.less(size(task.resident));
+            swap.free_memory = swap.free_memory.less(frees.memory);
+        }
+    }
+}
+
+fn size(figure: Figure<Bytes>) -> Bytes {
+    figure.known().map_or(Bytes::ZERO, |size| size.p50)
+}
+
+/// Returns the bytes that the mechanism adds to the queue of the task's node: none unless it is a dump. A pre-copied
+/// one counts as a full one, and writes at least as much.
+#[must_use]
+pub fn dumped(task: &TaskFigures, mechanism: PreemptionMechanism) -> Bytes {
     match mechanism {
-        PreemptionMechanism::Checkpoint { dump, .. } => {
-            let bytes = match dump {
-                Dump::Incremental => size(task.incremental),
-                // A pre-copied one writes at least the whole.
-                _ => size(task.full),
-            };
-            line.ahead = line.ahead.plus(bytes);
-        }
-        PreemptionMechanism::SuspendInMemory => {
-            if let Some(swap) = &mut line.site.swap {
-                swap.free_swap = swap.free_swap.less(size(task.resident));
-                swap.free_memory = swap.free_memory.less(task.holds.memory);
-            }
-        }
-        PreemptionMechanism::Wait | PreemptionMechanism::Rollback | PreemptionMechanism::Kill => {}
-    }
-}
-
-/// Lets victims go that a later one made superfluous, the dearest first.
-fn spare(plan: &mut PreemptionPlan, wanted: TaskResources) {
-    let mut by_score: Vec<(Seconds, usize)> = (plan.victims.iter())
-        .enumerate()
-        .map(|(index, victim)| (victim.choice.score, index))
-        .collect();
-    by_score.sort_unstable_by(|a, b| b.cmp(a));
-    let mut spared = vec![false; plan.victims.len()];
-    for (_, index) in by_score {
-        let (Some(victim), Some(spare)) = (plan.victims.get(index), spared.get_mut(index)) else {
-            continue;
-        };
-        let without = plan.frees.less(victim.frees);
-        // A sum that stopped at the largest number cannot be taken apart again.
-        let exact = without.plus(victim.frees) == plan.frees && plan.frees != without;
-        if exact && without.covers(wanted) {
-            *spare = true;
-            plan.frees = without;
-        }
-    }
-    let mut spared = spared.into_iter();
-    plan.victims.retain(|_| !spared.next().unwrap_or(false));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cost::NodeFigures;
-    use crate::estimator::SizedRates;
-    use crate::quantity::BytesPerSecond;
-
-    const GB: u64 = 1_000_000_000;
-
-    /// Reads and writes 1 GB/s.
-    fn node(node: u32) -> NodeFigures {
-        let rate = SizedRates::uniform(Figure::given(BytesPerSecond::new(1e9).unwrap()));
-        NodeFigures {
-            write: rate,
-            read: rate,
-            write_queue: Figure::given(Bytes::ZERO),
-            ..NodeFigures::unknown(NodeId(node))
-        }
-    }
-
-    fn sites(nodes: &[NodeFigures]) -> BTreeMap<NodeId, Site<'_>> {
-        let site = |node| Site {
-            node,
-            replica: None,
-            swap: None,
-        };
-        nodes.iter().map(|node| (node.node, site(node))).collect()
-    }
-
-    fn candidate(task: u64, node: u32, gb: u64, progress: u64) -> Candidate {
-        let holds = TaskResources {
-            cpu_millis: 1000,
-            memory: Bytes::new(gb * GB),
-        };
-        Candidate {
-            node: NodeId(node),
-            task: TaskFigures {
-                full: Figure::given(Bytes::new(gb * GB)),
-                progress: Figure::given(Seconds::from_millis(progress * 1000)),
-                ..TaskFigures::unknown(TaskId(task), holds)
-            },
-        }
-    }
-
-    fn cpus(count: u64) -> TaskResources {
-        TaskResources {
-            cpu_millis: count * 1000,
-            memory: Bytes::ZERO,
-        }
-    }
-
-    fn tasks(plan: &PreemptionPlan) -> Vec<u64> {
-        plan.victims.iter().map(|victim| victim.task.0).collect()
-    }
-
-    #[test]
-    fn the_cheapest_go_first_each_by_its_own_mechanism() {
-        let nodes = [node(1)];
-        let sites = sites(&nodes);
-        let candidates = [
-            candidate(1, 1, 50, 1000),
-            candidate(2, 1, 2, 1000),
-            candidate(3, 1, 50, 3),
-        ];
-        let plan = plan(cpus(2), &candidates, &sites, &Terms::default());
-        assert_eq!(tasks(&plan), [3, 2]);
-        assert_eq!(plan.victims[0].choice.mechanism, PreemptionMechanism::Kill);
-        assert_eq!(plan.victims[1].choice.score.value(), 4.0);
-        assert_eq!(plan.lacking, TaskResources::ZERO);
-    }
-
-    #[test]
-    fn dumps_of_one_node_queue_and_the_next_victim_is_elsewhere() {
-        let nodes = [node(1), node(2)];
-        let sites = sites(&nodes);
-        let candidates = [
-            candidate(1, 1, 10, 1000),
-            candidate(2, 1, 10, 1000),
-            candidate(3, 2, 12, 1000),
-        ];
-        let plan = plan(cpus(2), &candidates, &sites, &Terms::default());
-        // The second on node 1 would wait 10 s: 30 against 24.
-        assert_eq!(tasks(&plan), [1, 3]);
-    }
-
-    #[test]
-    fn a_dump_behind_many_becomes_a_kill() {
-        let nodes = [node(1)];
-        let sites = sites(&nodes);
-        let candidates: Vec<_> = (0..4).map(|n| candidate(n, 1, 10, 35)).collect();
-        let plan = plan(cpus(4), &candidates, &sites, &Terms::default());
-        let kills = plan.victims.iter();
-        let kills = kills.filter(|victim| victim.choice.mechanism == PreemptionMechanism::Kill);
-        // 20 and 30 s by dump; then 40 s against 35.
-        assert_eq!(kills.count(), 2);
-    }
-
-    #[test]
-    fn a_victim_that_a_larger_one_made_superfluous_is_spared() {
-        let nodes = [node(1)];
-        let sites = sites(&nodes);
-        let wanted = TaskResources {
-            cpu_millis: 0,
-            memory: Bytes::new(10 * GB),
-        };
-        let candidates = [candidate(1, 1, 1, 1), candidate(2, 1, 10, 1000)];
-        let plan = plan(wanted, &candidates, &sites, &Terms::default());
-        assert_eq!(tasks(&plan), [2]);
-    }
-
-    #[test]
-    fn what_cannot_be_had_or_decided_is_said() {
-        let nodes = [node(1)];
-        let sites = sites(&nodes);
-        let unknown = Candidate {
-            task: TaskFigures::unknown(TaskId(2), cpus(1)),
-            ..candidate(2, 1, 1, 1)
-        };
-        let candidates = [candidate(1, 1, 1, 1), unknown, candidate(3, 9, 1, 1)];
-        let plan = plan(cpus(5), &candidates, &sites, &Terms::default());
-        assert_eq!(tasks(&plan), [1]);
-        assert_eq!(plan.lacking, cpus(4));
-        assert_eq!(plan.undecided[0].task, TaskId(2));
-        assert_eq!(plan.unknown_node, [TaskId(3)]);
-    }
-
-    #[test]
-    fn nothing_wanted_is_nothing_done() {
-        let nodes = [node(1)];
-        let sites = sites(&nodes);
-        let nothing = plan(
-            TaskResources::ZERO,
-            &[candidate(1, 1, 1, 1)],
-            &sites,
-            &Terms::default(),
-        );
-        assert_eq!(nothing, PreemptionPlan::default());
+        PreemptionMechanism::Checkpoint { dump, .. } => match dump {
+            Dump::Incremental => size(task.incremental),
+            Dump::Full | Dump::PreCopied => size(task.full),
+        },
+        PreemptionMechanism::SuspendInMemory
+        | PreemptionMechanism::Wait
+        | PreemptionMechanism::Rollback
+        | PreemptionMechanism::Kill => Bytes::ZERO,
     }
 }

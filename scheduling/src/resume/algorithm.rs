@@ -14,6 +14,8 @@ pub struct PreviousCheckpoint {
     pub size: Bytes,
     /// Bandwidth for reading it.
     pub bw_read: BytesPerSecond,
+    /// Bandwidth for reading it on the other node; the paper takes that of the local one.
+    pub bw_read_remote: BytesPerSecond,
     /// Bandwidth to another node.
     pub bw_net: BytesPerSecond,
     /// Time until the local node is ready for it.
@@ -54,7 +56,7 @@ pub fn overhead_local(checkpoint: &PreviousCheckpoint) -> Seconds {
 #[must_use]
 pub fn overhead_remote(checkpoint: &PreviousCheckpoint) -> Seconds {
     let sent = checkpoint.size.at(checkpoint.bw_net);
-    let read = checkpoint.size.at(checkpoint.bw_read);
+    let read = checkpoint.size.at(checkpoint.bw_read_remote);
     sent.plus(read).plus(checkpoint.queue_time_remote)
 }
 
@@ -97,6 +99,7 @@ mod tests {
         PreviousCheckpoint {
             size: Bytes::new(5_000_000_000),
             bw_read: BytesPerSecond::new(5e9 / 2.92).unwrap(),
+            bw_read_remote: BytesPerSecond::new(5e9 / 2.92).unwrap(),
             bw_net: BytesPerSecond::new(1.25e9).unwrap(),
             queue_time_local: Seconds::new(queue_time_local).unwrap(),
             queue_time_remote: Seconds::new(queue_time_remote).unwrap(),
@@ -148,6 +151,7 @@ mod tests {
         let even = PreviousCheckpoint {
             size: Bytes::new(4),
             bw_read: BytesPerSecond::new(1.0).unwrap(),
+            bw_read_remote: BytesPerSecond::new(1.0).unwrap(),
             bw_net: BytesPerSecond::new(1.0).unwrap(),
             queue_time_local: Seconds::from_millis(4000),
             queue_time_remote: Seconds::ZERO,

@@ -104,6 +104,7 @@ impl AuditedRequest {
                 },
                 &set.name,
             ),
+            Body::SetLevel(set) => Self::change("node-level", set.registry.to_string()),
             Body::Rebuild(rebuild) if rebuild.dry_run => Self::look("rebuild-dry-run", ""),
             Body::Rebuild(rebuild) => Self::change("rebuild", rebuild.discard.join(", ")),
             Body::Deny(deny) if deny.entries.is_empty() => Self::look("denied", ""),
@@ -179,9 +180,13 @@ impl AuditedRequest {
                 weight: AuditWeight::Change,
                 ..Self::read("restore-lazy", &thaw.checkpoint)
             },
+            // One line tells of all of a dump's pages, as for those that come in the page-server protocol.
+            Body::TakeSpace(take) => Self::look("take-space", &take.session),
+            Body::EndPages(end) => Self::look("end-pages", &end.session),
             Body::Verify(verify) => Self::read("verify", &verify.checkpoint),
             Body::List(list) => Self::look("list", &list.job),
             Body::Show(show) => Self::look("show", &show.checkpoint),
+            Body::Describe(contents) => Self::read("read-contents", &contents.checkpoint),
             Body::Status(_) => Self::look("status", ""),
             Body::Nodes(nodes) => Self::look("nodes", &nodes.name),
             Body::Took(took) => Self::look("took", &took.checkpoint),

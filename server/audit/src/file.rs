@@ -147,14 +147,14 @@ impl Log {
         match self.try_append(batch) {
             Ok(()) => {
                 if std::mem::take(&mut self.failing) {
-                    tracing::warn!(path = %self.path.display(), lost = self.noted, "the audit log is written again");
+                    tracing::warn!(event = "audit-log-recovered", path = %self.path.display(), lost = self.noted, "the audit log is written again");
                 }
             }
             Err(error) => {
                 self.lost.fetch_add(lines, Ordering::Relaxed);
                 if !std::mem::replace(&mut self.failing, true) {
                     tracing::error!(
-                        path = %self.path.display(),
+                        event = "audit-log-failed", path = %self.path.display(),
                         %error,
                         "the audit log cannot be written: requests are answered, and recorded here alone"
                     );

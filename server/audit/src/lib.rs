@@ -42,16 +42,28 @@ pub enum AuditFile {
     /// `audit.log` in the data directory.
     #[default]
     InDataDir,
-    /// Another path.
+    /// A file at another path.
     At(PathBuf),
     /// No file: the daemon's own log alone.
     Off,
 }
 
+impl AuditFile {
+    /// Returns the path of the file; `None` if there is none.
+    #[must_use]
+    pub fn path(&self, data_dir: &Path) -> Option<PathBuf> {
+        match self {
+            Self::InDataDir => Some(data_dir.join("audit.log")),
+            Self::At(path) => Some(path.clone()),
+            Self::Off => None,
+        }
+    }
+}
+
 /// Client that made a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Who {
-    /// Entry point: `control`, `page-server`, `peer`, `api`, or `retention` for what no caller has requested.
+    /// Entry point: `control`, `page-server`, `peer`, `api`, `signal`, or `retention` for what no caller has requested.
     via: &'static str,
     /// Name of the client: `uid 0`, `agent c7`, `token slurm`, or an address.
     who: String,
@@ -118,6 +130,18 @@ impl Who {
         }
     }
 
+    /// Returns the operator of the machine, who sent the daemon a signal.
+    #[must_use]
+    pub fn signal(name: &str) -> Self {
+        Self {
+            via: "signal",
+            who: name.to_owned(),
+            uid: None,
+            pid: None,
+            serial: None,
+        }
+    }
+
     /// Returns a caller of the HTTP API, under the API's name for it.
     #[must_use]
     pub fn api(caller: &str) -> Self {
@@ -169,11 +193,7 @@ impl Audit {
     /// # Errors
     /// The file cannot be made or opened; it is no regular file, another user's, or others may write it.
     pub fn open(file: &AuditFile, data_dir: &Path, node: &str) -> io::Result<Self> {
-        let path = match file {
-            AuditFile::InDataDir => Some(data_dir.join("audit.log")),
-            AuditFile::At(path) => Some(path.clone()),
-            AuditFile::Off => None,
-        };
+        let path = file.path(data_dir);
         Ok(Self {
             node: node.to_owned(),
             writer: path.map(Writer::start).transpose()?,
@@ -217,13 +237,13 @@ impl Audit {
             left_out,
         };
         tracing::info!(
-            target: "permafrost::audit",
+            target: "permafrost::audit", event = "audit-line",
             via = who.via,
             who = who.who,
             action = event.action,
             on,
             outcome = code,
-            message,
+            reason = message,
             "audit"
         );
         let Some(writer) = &self.writer else {

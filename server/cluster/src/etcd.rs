@@ -6,11 +6,16 @@
 use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use etcd_client::{Client, ConnectOptions, Error, KeyValue, Txn, TxnOpResponse};
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
+use permafrost_protocol::control::RegistryMember;
+use permafrost_store::{Counter, Timings};
 use tokio::time::Instant;
 
 use super::config::ClusterConfig;
@@ -75,6 +80,15 @@ pub(crate) struct Outcome {
     pub(crate) found: Vec<Vec<KeyValue>>,
 }
 
+/// Calls to etcd, since this node started.
+#[derive(Debug, Default)]
+pub struct RegistryCounters {
+    /// Times of the calls that were answered, attempts on members that did not answer included.
+    pub answered: Timings,
+    /// Calls that no member answered in time, or that etcd refused.
+    pub failed: Counter,
+}
+
 struct Member {
     address: String,
     client: tokio::sync::Mutex<Option<Client>>,
@@ -84,6 +98,7 @@ struct Member {
 pub(crate) struct Etcd {
     members: Vec<Member>,
     preferred: AtomicUsize,
+    counters: Arc<RegistryCounters>,
     config: ClusterConfig,
     /// Options as they were last read.
     options: Mutex<ConnectOptions>,
@@ -98,9 +113,15 @@ impl Etcd {
         Ok(Self {
             members: members.collect(),
             preferred: AtomicUsize::new(0),
+            counters: Arc::default(),
             options: Mutex::new(config.connect_options()?),
             config: config.clone(),
         })
+    }
+
+    /// Returns the counters of the calls.
+    pub(crate) fn counters(&self) -> Arc<RegistryCounters> {
+        Arc::clone(&self.counters)
     }
 
     /// Reads the files again, because certificates and passwords are renewed without a restart. If the files cannot
@@ -110,7 +131,7 @@ impl Etcd {
         match self.config.connect_options() {
             Ok(fresh) => *options = fresh,
             Err(error) => {
-                tracing::warn!(%error, "etcd is shown what was read before");
+                tracing::warn!(event = "registry-options-not-reloaded", %error, "etcd is shown what was read before");
             }
         }
         options.clone()
@@ -127,7 +148,23 @@ impl Etcd {
         F: Future<Output = Result<T, Error>>,
     {
         let begun = Instant::now();
-        let deadline = begun + limit;
+        let answer = self.call_until(begun, begun + limit, call).await;
+        match &answer {
+            Ok(_) => self.counters.answered.record(begun.elapsed()),
+            Err(_) => self.counters.failed.add(1),
+        }
+        answer
+    }
+
+    async fn call_until<T, F>(
+        &self,
+        begun: Instant,
+        deadline: Instant,
+        call: impl Fn(Client) -> F,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
         // Members whose certificates do not match, or that do not accept ours.
         let mut untrusted = BTreeSet::new();
         loop {
@@ -179,6 +216,42 @@ impl Etcd {
             succeeded: answer.succeeded(),
             found: found.collect(),
         })
+    }
+
+    /// Asks each member for its version, all at once, for [`ATTEMPT`] each.
+    pub(crate) async fn probe(&self) -> Vec<RegistryMember> {
+        let asked: FuturesUnordered<_> = (0..self.members.len())
+            .map(|index| async move { (index, self.probe_member(index).await) })
+            .collect();
+        let mut answers: Vec<_> = asked.collect().await;
+        answers.sort_by_key(|(index, _)| *index);
+        answers.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    async fn probe_member(&self, index: usize) -> RegistryMember {
+        let asked = async {
+            let mut client = self.client(index).await?;
+            let begun = Instant::now();
+            let status = client.status().await?;
+            Ok::<_, Error>((status.version().to_owned(), begun.elapsed()))
+        };
+        let address = self.members[index].address.clone();
+        match tokio::time::timeout(ATTEMPT, asked).await {
+            Ok(Ok((version, round_trip))) => RegistryMember {
+                address,
+                version,
+                round_trip_us: u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX),
+                error: String::new(),
+            },
+            failed => RegistryMember {
+                address,
+                error: match failed {
+                    Ok(Err(error)) => words(&error),
+                    _ => format!("no answer within {} ms", ATTEMPT.as_millis()),
+                },
+                ..RegistryMember::default()
+            },
+        }
     }
 
     async fn attempt<T, F>(&self, index: usize, call: impl Fn(Client) -> F) -> Result<T, Error>

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use permafrost_protocol::control::NodeProbe;
 use permafrost_protocol::wire::message::{self, Held, HeldCopy, reply, request};
 use permafrost_store::{Holding, Store, StoreError};
 use permafrost_transport::peer::Network;
 use prost::Message as _;
 
+use super::probe;
 use super::rebuild::{Copy, NodeInventory};
 use super::scrub::Scrubber;
 use crate::error::InventoryError;
@@ -32,6 +34,9 @@ pub trait Inventories: Send + Sync {
     /// # Errors
     /// Those of [`Inventories::inventory`].
     fn verify(&self, node: &str, asked: request::Verify) -> Result<message::Verified, StoreError>;
+
+    /// Asks a node for its time. Blocks, for a few seconds at most.
+    fn probe(&self, node: &str) -> NodeProbe;
 }
 
 /// Requests inventories from other nodes over QUIC, and from the store here.
@@ -77,6 +82,16 @@ impl Inventories for PeerInventories {
             Ok(_) => Err(InventoryError::OtherAnswer.of(node).into()),
             Err(error) => Err(InventoryError::from(error).of(node).into()),
         }
+    }
+
+    fn probe(&self, node: &str) -> NodeProbe {
+        if node == self.node {
+            return NodeProbe {
+                clock_ahead_ms: Some(0),
+                ..NodeProbe::default()
+            };
+        }
+        probe::of_peer(&self.network, node)
     }
 }
 

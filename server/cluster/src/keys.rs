@@ -32,6 +32,11 @@ impl Keys {
         format!("{}{}", self.members(), encoded(name))
     }
 
+    /// Returns the key of the version of the registry that the cluster uses.
+    pub(crate) fn level(&self) -> String {
+        format!("{}level", self.prefix)
+    }
+
     pub(crate) fn members(&self) -> String {
         format!("{}members/", self.prefix)
     }

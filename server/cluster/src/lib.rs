@@ -9,8 +9,6 @@
 #![forbid(unsafe_code)]
 
 mod config;
-mod data;
-pub mod elsewhere;
 mod error;
 mod etcd;
 mod fence;
@@ -20,6 +18,7 @@ mod membership;
 mod nodes;
 mod operate;
 pub mod placement;
+mod probe;
 pub mod rebuild;
 mod registry;
 pub mod repair;
@@ -34,7 +33,7 @@ use permafrost_identity::ReloadingIdentity;
 use permafrost_store::StoreError;
 
 pub use config::{ClusterConfig, DEFAULT_PREFIX, TlsFiles};
-pub use data::{Acquaintance, DataMark, KnownData};
+pub use etcd::RegistryCounters;
 pub use fence::Fence;
 pub use inventory::{Inventories, PeerInventories, held};
 pub use membership::{HeardDenials, Leader};
@@ -49,6 +48,7 @@ pub use values::{FailureDomain, Member, MemberState, NodeClass, NodeFacts, Tier}
 pub struct Cluster {
     membership: membership::Membership,
     registry: EtcdRegistry,
+    registry_counters: Arc<RegistryCounters>,
     nodes: ClusterNodes,
     follower: tokio::task::JoinHandle<()>,
 }
@@ -75,7 +75,7 @@ impl Cluster {
         identity: Option<Arc<ReloadingIdentity>>,
     ) -> Result<Self, StoreError> {
         if let Some(warning) = config.warning() {
-            tracing::warn!("{warning}");
+            tracing::warn!(event = "registry-insecure", "{warning}");
         }
         let etcd = Arc::new(etcd::Etcd::new(config)?);
         let name = facts.name.clone();
@@ -86,6 +86,7 @@ impl Cluster {
                 .clone()
                 .follow(etcd.clone(), keys::Keys::new(&config.prefix)),
         );
+        let registry_counters = etcd.counters();
         let registry = EtcdRegistry::new(
             etcd,
             config,
@@ -97,6 +98,7 @@ impl Cluster {
         Ok(Self {
             membership,
             registry,
+            registry_counters,
             nodes,
             follower,
         })
@@ -106,6 +108,12 @@ impl Cluster {
     #[must_use]
     pub fn registry(&self) -> EtcdRegistry {
         self.registry.clone()
+    }
+
+    /// Returns the counters of this node's calls to etcd.
+    #[must_use]
+    pub fn registry_counters(&self) -> Arc<RegistryCounters> {
+        Arc::clone(&self.registry_counters)
     }
 
     /// Returns the view of the nodes.
@@ -121,7 +129,7 @@ impl Cluster {
     }
 
     /// Returns the id of etcd's data, as of this node's last registration; `None` before the first. A sweep uses
-    /// [`EtcdRegistry::mark`] and [`KnownData`] instead.
+    /// [`EtcdRegistry::mark`] and [`KnownData`](permafrost_clustered::KnownData) instead.
     #[must_use]
     pub fn id(&self) -> Option<String> {
         self.membership.data_id()

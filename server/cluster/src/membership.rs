@@ -60,7 +60,11 @@ impl DataId {
         let id = String::from_utf8_lossy(kv.value()).into_owned();
         let mut known = self.0.lock();
         if known.as_ref() != Some(&id) {
-            tracing::info!(cluster = id, "the registry's data");
+            tracing::info!(
+                event = "registry-data-joined",
+                cluster = id,
+                "the registry's data"
+            );
             *known = Some(id);
         }
     }
@@ -138,7 +142,7 @@ impl Membership {
             Ok(registration) => Some(registration),
             // Wrong credentials do not become right by waiting.
             Err(Refusal::Etcd(failure)) if !failure.is_ours() => {
-                tracing::warn!(%failure, "not registered in the cluster; going on trying");
+                tracing::warn!(event = "registry-registration-failed", %failure, "not registered in the cluster; going on trying");
                 keeper.fence.lose(&failure.to_string());
                 None
             }
@@ -241,7 +245,10 @@ impl Keeper {
                     why = self.stay_alive(own) => why,
                     why = self.serve(own) => why,
                 };
-                tracing::error!("{why}; registering again");
+                tracing::error!(
+                    event = "registry-registration-lost",
+                    "{why}; registering again"
+                );
                 self.fence.lose(why);
                 registration = None;
             }
@@ -267,7 +274,11 @@ impl Keeper {
             ticks.tick().await;
             match self.register().await {
                 Ok(own) => {
-                    tracing::info!(token = own.token, "registered in the cluster");
+                    tracing::info!(
+                        event = "node-registered",
+                        token = own.token,
+                        "registered in the cluster"
+                    );
                     self.refused = None;
                     return Ok(own);
                 }
@@ -275,7 +286,7 @@ impl Keeper {
                     let why = refusal.to_string();
                     // Logged once, and not with every attempt: a removed node retries for as long as it runs.
                     if self.refused.as_ref() != Some(&why) {
-                        tracing::warn!(%refusal, "not registered in the cluster; going on trying");
+                        tracing::warn!(event = "registry-registration-refused", %refusal, "not registered in the cluster; going on trying");
                     }
                     self.fence.lose(&why);
                     if matches!(refusal, Refusal::Twin { .. }) {
@@ -298,11 +309,11 @@ impl Keeper {
                 Some(answer) = sent.next() => match answer {
                     Ok(()) => {}
                     Err(Failure::Refused(error)) => {
-                        tracing::error!(%error, "a sign of life was refused");
+                        tracing::error!(event = "registry-lease-refused", %error, "a sign of life was refused");
                         return "its lease was lost";
                     }
                     // The lease may be lost or not; the fence closes by itself, and opens again if it was not.
-                    Err(failure) => tracing::warn!(%failure, "no sign of life reached the registry"),
+                    Err(failure) => tracing::warn!(event = "registry-lease-unanswered", %failure, "no sign of life reached the registry"),
                 },
             }
         }
@@ -322,7 +333,9 @@ impl Keeper {
                 match self.refresh(own, told).await {
                     Ok(true) => {}
                     Ok(false) => return "its registration was taken away",
-                    Err(failure) => tracing::warn!(%failure, "facts not refreshed"),
+                    Err(failure) => {
+                        tracing::warn!(event = "registry-facts-not-refreshed", %failure, "facts not refreshed")
+                    }
                 }
             }
             self.campaign(own).await;
@@ -435,7 +448,7 @@ impl Keeper {
                 entries: list.entries.into_iter().collect(),
             }))),
             Err(error) => {
-                tracing::error!(%error, key, "the list of denied certificates is not used")
+                tracing::error!(event = "registry-denials-refused", %error, key, "the list of denied certificates is not used")
             }
         }
     }
@@ -474,11 +487,16 @@ impl Keeper {
                     .any(|kv| kv.lease() == own.lease);
                 let token = if is_mine { own.token } else { 0 };
                 if self.leader.swap(token, Ordering::AcqRel) != token && is_mine {
-                    tracing::info!("this node leads the work in the background");
+                    tracing::info!(
+                        event = "leader-elected",
+                        "this node leads the work in the background"
+                    );
                 }
             }
             // The result is unknown: the current leader leads on, while the fence is open.
-            Err(failure) => tracing::warn!(%failure, "no leader chosen"),
+            Err(failure) => {
+                tracing::warn!(event = "leader-election-failed", %failure, "no leader chosen")
+            }
         }
     }
 }

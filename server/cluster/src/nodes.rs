@@ -1,6 +1,6 @@
 //! A view of the nodes, updated by a watch.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,6 +39,17 @@ pub struct NodesView {
     /// Time since etcd last confirmed the view; if it is longer than a lease, nothing is known about the present.
     /// [`Duration::MAX`] if it was never confirmed.
     pub age: Duration,
+}
+
+impl NodesView {
+    /// Returns the number of nodes that are neither alive nor removed.
+    #[must_use]
+    pub fn down(&self) -> usize {
+        let is_live = |name: &str| self.nodes.iter().any(|node| node.facts.name == name);
+        let down = (self.members.iter())
+            .filter(|member| member.state != MemberState::Removed && !is_live(&member.name));
+        down.count()
+    }
 }
 
 #[derive(Default)]
@@ -100,15 +111,18 @@ impl ClusterNodes {
             .await
             .map_err(|failure| Error::Internal(failure.to_string()))?;
         let revision = read.header().map_or(0, |header| header.revision());
-        {
+        let (before, now) = {
             let mut state = self.state.write();
+            let before = state.names();
             state.nodes.clear();
             state.members.clear();
             for kv in read.kvs() {
                 state.put(keys, kv);
             }
             state.confirmed = Some(sent);
-        }
+            (before, state.names())
+        };
+        log_changes(&before, &now);
         let (index, mut client) = etcd.stream_client().await?;
         let result = self.watch(&mut client, keys, &from, to, revision).await;
         etcd.give_up(index);
@@ -148,21 +162,44 @@ impl ClusterNodes {
                 return Err(Error::WatchError(message.cancel_reason().to_owned()));
             }
             heard = tokio::time::Instant::now();
-            let mut state = self.state.write();
-            for event in message.events() {
-                let Some(kv) = event.kv() else { continue };
-                match event.event_type() {
-                    EventType::Put => state.put(keys, kv),
-                    EventType::Delete => state.remove(keys, kv.key()),
+            let (before, now) = {
+                let mut state = self.state.write();
+                let before = state.names();
+                for event in message.events() {
+                    let Some(kv) = event.kv() else { continue };
+                    match event.event_type() {
+                        EventType::Put => state.put(keys, kv),
+                        EventType::Delete => state.remove(keys, kv.key()),
+                    }
                 }
-            }
-            // As of the time of the request: an answer may have been on its way for long.
-            state.confirmed = state.confirmed.max(Some(asked));
+                // As of the time of the request: an answer may have been on its way for long.
+                state.confirmed = state.confirmed.max(Some(asked));
+                (before, state.names())
+            };
+            log_changes(&before, &now);
         }
     }
 }
 
+/// Logs the nodes that have come, and those that have gone. A log that nobody reads blocks: no lock is held here.
+fn log_changes(before: &BTreeSet<String>, now: &BTreeSet<String>) {
+    for node in now.difference(before) {
+        tracing::info!(event = "node-joined", node, "node is alive");
+    }
+    for node in before.difference(now) {
+        tracing::warn!(
+            event = "node-lost",
+            node,
+            "node is gone: it has left, or its lease has ended"
+        );
+    }
+}
+
 impl State {
+    fn names(&self) -> BTreeSet<String> {
+        self.nodes.keys().cloned().collect()
+    }
+
     fn put(&mut self, keys: &Keys, kv: &KeyValue) {
         let key = String::from_utf8_lossy(kv.key());
         if key.starts_with(&keys.nodes()) {
@@ -172,15 +209,21 @@ impl State {
                     let name = node.facts.name.clone();
                     self.nodes.insert(name, (node, kv.create_revision()));
                 }
-                Ok(_) => tracing::warn!(%key, "node under a foreign key ignored"),
-                Err(error) => tracing::warn!(%key, %error, "node ignored"),
+                Ok(_) => {
+                    tracing::warn!(event = "registry-node-misplaced", %key, "node under a foreign key ignored")
+                }
+                Err(error) => {
+                    tracing::warn!(event = "registry-node-unreadable", %key, %error, "node ignored")
+                }
             }
         } else {
             match Member::decode(kv.value()) {
                 Ok(member) => {
                     self.members.insert(member.name.clone(), member);
                 }
-                Err(error) => tracing::warn!(%key, %error, "member ignored"),
+                Err(error) => {
+                    tracing::warn!(event = "registry-member-unreadable", %key, %error, "member ignored")
+                }
             }
         }
     }

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use permafrost_clustered::{Registered, Registry as _};
 use permafrost_protocol::control::{self, MissingNode, NodeList, NodeStatus, Rebuilt, request};
+use permafrost_protocol::versions::{Interface, SpokenVersions, VersionRange};
 use permafrost_protocol::wire::message::request as request_to_peer;
 use permafrost_store::StoreError;
 
 use super::inventory::Inventories;
 use super::nodes::{ClusterNodes, LiveNode, NodesView};
+use super::probe::LastProbe;
 use super::rebuild::{self, NodeInventory, name_of};
 use super::registry::EtcdRegistry;
 use super::standing::{Holdings, Standing, relied_on, standing};
@@ -51,6 +53,12 @@ pub trait Operate: Send + Sync {
     /// checkpoint, or the other copies of its checkpoints are still being read; the registry is unavailable.
     fn set_node(&self, set: &request::SetNode) -> Result<NodeList, StoreError>;
 
+    /// Sets the version of the registry that the cluster uses.
+    ///
+    /// # Errors
+    /// A node that was not removed does not speak the version; the registry is unavailable.
+    fn set_level(&self, set: &request::SetLevel) -> Result<NodeList, StoreError>;
+
     /// Lists the nodes' checkpoints again in the registry.
     ///
     /// # Errors
@@ -69,6 +77,7 @@ pub struct Operator {
     nodes: ClusterNodes,
     inventories: Arc<dyn Inventories>,
     wanted_copies: u32,
+    probe: LastProbe,
 }
 
 impl Operator {
@@ -83,6 +92,7 @@ impl Operator {
             nodes,
             inventories,
             wanted_copies,
+            probe: LastProbe::default(),
         }
     }
 
@@ -102,7 +112,7 @@ impl Operator {
         } else {
             let listed = self.registry.listed();
             listed
-                .inspect_err(|error| tracing::warn!(%error, "checkpoints not counted"))
+                .inspect_err(|error| tracing::warn!(event = "checkpoints-not-counted", %error, "checkpoints not counted"))
                 .ok()
         };
         let leader = match &listed {
@@ -120,6 +130,9 @@ impl Operator {
             for node in drained {
                 node.unverified = Some(self.unverified(listed, view, only).len() as u64);
             }
+        }
+        if listed.is_some() {
+            list.registry_level = self.registry.level().ok();
         }
         list.answered_by = self.registry.node().to_owned();
         list.leader = leader.unwrap_or_default();
@@ -187,7 +200,7 @@ impl Operator {
                 match self.inventories.verify(node, asked) {
                     Ok(verified) => whole.extend(verified.whole.into_iter().map(|id| (node, id))),
                     Err(error) => {
-                        tracing::warn!(node, %error, "not known how its copies stand");
+                        tracing::warn!(event = "copies-not-counted", node, %error, "not known how its copies stand");
                         break;
                     }
                 }
@@ -205,7 +218,17 @@ impl Operator {
 
 impl Operate for Operator {
     fn nodes(&self, nodes: &request::Nodes) -> Result<NodeList, StoreError> {
-        self.answer(&self.nodes.live(), &nodes.name, NAMES)
+        let view = self.nodes.live();
+        let mut list = self.answer(&view, &nodes.name, NAMES)?;
+        if nodes.probe {
+            let probed = (self.probe).get(&view.nodes, &*self.inventories, &self.registry);
+            for node in &mut list.nodes {
+                let answer = probed.nodes.iter().find(|(name, _)| *name == node.name);
+                node.probe = answer.map(|(_, answer)| answer.clone());
+            }
+            list.registry = probed.registry;
+        }
+        Ok(list)
     }
 
     fn set_node(&self, set: &request::SetNode) -> Result<NodeList, StoreError> {
@@ -217,7 +240,13 @@ impl Operate for Operator {
             self.check_removable(&view, &set.name)?;
         }
         self.registry.set_member_state(&set.name, state)?;
-        tracing::info!(node = set.name, ?state, force = set.force, "node is set");
+        tracing::info!(
+            event = "node-state-changed",
+            node = set.name,
+            ?state,
+            force = set.force,
+            "node is set"
+        );
         // The watch will report the change in a moment.
         for member in &mut view.members {
             if member.name == set.name {
@@ -239,6 +268,27 @@ impl Operate for Operator {
             NAMES
         };
         self.answer(&view, &set.name, names)
+    }
+
+    fn set_level(&self, set: &request::SetLevel) -> Result<NodeList, StoreError> {
+        let level = set.registry;
+        let view = self.fresh()?;
+        check_level(&view, level)?;
+        let before = self.registry.level()?;
+        let members = self.registry.set_level(level)?;
+        // A node may have registered between the check and the write, which its registration did not see.
+        let view = NodesView { members, ..view };
+        if let Err(error) = check_level(&view, level) {
+            self.registry.set_level(before)?;
+            return Err(error);
+        }
+        tracing::warn!(
+            event = "registry-level-changed",
+            from = before,
+            to = level,
+            "another version of the registry is used"
+        );
+        self.answer(&view, "", NAMES)
     }
 
     fn rebuild(&self, rebuild: &request::Rebuild) -> Result<Rebuilt, StoreError> {
@@ -269,7 +319,11 @@ impl Operate for Operator {
         if !rebuild.dry_run {
             for id in &rebuild.discard {
                 self.registry.discard(id)?;
-                tracing::warn!(id, "copies of an unlisted checkpoint are discarded");
+                tracing::warn!(
+                    event = "unlisted-copies-discarded",
+                    id,
+                    "copies of an unlisted checkpoint are discarded"
+                );
             }
         }
         let put_off: BTreeSet<&str> = busy
@@ -354,6 +408,41 @@ fn enumerate(names: &[String]) -> String {
 }
 
 /// Describes the nodes, and their checkpoints as far as those were counted.
+/// Returns the versions that a node speaks, or spoke when it was registered last.
+fn spoken(view: &NodesView, member: &Member) -> Option<SpokenVersions> {
+    let live = view
+        .nodes
+        .iter()
+        .find(|node| node.facts.name == member.name);
+    let facts = live.and_then(|node| node.facts.speaks.clone());
+    member.speaks.clone().or(facts)
+}
+
+/// Returns the versions of the registry that each node which was not removed speaks, with its name.
+fn registry_versions(view: &NodesView) -> impl Iterator<Item = (&str, VersionRange)> {
+    let staying = (view.members.iter()).filter(|member| member.state != MemberState::Removed);
+    staying.map(|member| {
+        let speaks = spoken(view, member).unwrap_or_default();
+        (member.name.as_str(), speaks.of(Interface::Registry))
+    })
+}
+
+/// Checks that every node which was not removed speaks a version of the registry.
+fn check_level(view: &NodesView, level: u32) -> Result<(), StoreError> {
+    let unspoken: Vec<String> = registry_versions(view)
+        .filter(|(_, range)| !range.contains(level))
+        .map(|(name, range)| format!("{name} ({range})"))
+        .collect();
+    if unspoken.is_empty() {
+        return Ok(());
+    }
+    Err(NodesError::LevelUnspoken {
+        level,
+        nodes: enumerate(&unspoken),
+    }
+    .into())
+}
+
 fn describe(view: &NodesView, counted: Option<&Standing>, names: usize) -> NodeList {
     let members: BTreeMap<&str, &Member> = view
         .members
@@ -377,6 +466,7 @@ fn describe(view: &NodesView, counted: Option<&Standing>, names: usize) -> NodeL
             status.region.clone_from(&member.region);
             status.first_seen_unix_ms = member.first_seen_unix_ms;
             status.state = member.state.word().to_owned();
+            status.speaks = spoken(view, member);
         }
         if let Some(LiveNode { facts, state, .. }) = node {
             status.state = match state {
@@ -419,6 +509,7 @@ fn describe(view: &NodesView, counted: Option<&Standing>, names: usize) -> NodeL
         under_replicated: counted.map(|counted| counted.under_replicated),
         stranded: counted.map(|counted| counted.stranded),
         damaged: counted.map(|counted| counted.damaged),
+        highest_registry_level: registry_versions(view).map(|(_, range)| range.newest).min(),
         ..NodeList::default()
     }
 }
@@ -471,6 +562,48 @@ mod tests {
         );
         let counted = describe(&view, Some(&Standing::default()), NAMES);
         assert_eq!(counted.nodes[0].checkpoints, Some(0));
+    }
+
+    #[test]
+    fn the_level_is_one_that_every_node_speaks_which_was_not_removed() {
+        let speaks = |newest| SpokenVersions {
+            registry: Some(VersionRange { oldest: 1, newest }),
+            ..SpokenVersions::default()
+        };
+        let member = |name: &str, speaks, state| Member {
+            name: name.to_owned(),
+            speaks,
+            state,
+            ..Member::default()
+        };
+        let mut view = NodesView {
+            // An older node has set its status, and dropped what it speaks.
+            nodes: vec![LiveNode {
+                facts: NodeFacts {
+                    name: "b".to_owned(),
+                    speaks: Some(speaks(3)),
+                    ..NodeFacts::default()
+                },
+                state: MemberState::Active,
+                token: 1,
+            }],
+            members: vec![
+                member("a", Some(speaks(2)), MemberState::Active),
+                member("b", None, MemberState::Drained),
+                member("c", None, MemberState::Removed),
+            ],
+            age: Duration::ZERO,
+        };
+        assert!(check_level(&view, 1).is_ok() && check_level(&view, 2).is_ok());
+        let list = describe(&view, None, NAMES);
+        assert_eq!(list.highest_registry_level, Some(2));
+        let refused = check_level(&view, 3).unwrap_err().to_string();
+        assert!(refused.contains("not spoken by a (1 to 2)"), "{refused}");
+        assert!(check_level(&view, 0).is_err());
+        // One that did not say what it speaks, speaks version 1.
+        view.nodes.clear();
+        let refused = check_level(&view, 2).unwrap_err().to_string();
+        assert!(refused.contains("not spoken by b (1)"), "{refused}");
     }
 
     #[test]

@@ -187,7 +187,7 @@ pub fn apply(registry: &EtcdRegistry, plan: &RebuildPlan) -> Result<Vec<Register
         }
         match registry.publish(entry, None) {
             Err(error) if error.code() == ErrorCode::Conflict => {
-                tracing::warn!(%error, "not listed again yet");
+                tracing::warn!(event = "rebuild-entry-failed", %error, "not listed again yet");
                 busy.push(entry.clone());
             }
             other => other?,

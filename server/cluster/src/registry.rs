@@ -26,7 +26,6 @@ use prost::Message as _;
 use tokio::runtime::Handle;
 
 use super::config::ClusterConfig;
-use super::data::DataMark;
 use super::etcd::{Etcd, Failure, Outcome};
 use super::fence::{Fence, Registration, Tick};
 use super::keys::{Keys, end_of};
@@ -34,6 +33,7 @@ use super::values::Entry;
 use crate::error::RegistryError;
 use crate::values::ValueError;
 use locks::{Held, Locks};
+use permafrost_clustered::DataMark;
 
 /// The registry, seen from one node. Clones share their state.
 #[derive(Clone)]

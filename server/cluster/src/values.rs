@@ -9,6 +9,7 @@ use permafrost_clustered::Registered;
 use permafrost_identity::Signed;
 use permafrost_metering::costs::NodeReport;
 use permafrost_protocol::control::{Checkpoint, ColdCopy};
+use permafrost_protocol::versions::{self, Interface, RELEASE, SpokenVersions};
 pub use permafrost_scheduling::place::NodeClass;
 use permafrost_store::StoreError;
 use prost::Message;
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::NodesError;
 
-/// Version of all values.
+/// Version of all values but those of members, which have the version of the registry that the cluster uses.
 pub(crate) const VERSION: u32 = 1;
 
 /// Speed class of a node's medium, fastest first.
@@ -92,6 +93,9 @@ pub struct NodeFacts {
     pub queued_bytes: u64,
     /// Version of its software.
     pub version: String,
+    /// Versions that it speaks; none from a node of version 1 of the registry.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speaks: Option<SpokenVersions>,
     /// True if it is stopping, or was told to take no new dumps.
     pub draining: bool,
     /// Reason for which its region takes no writes; empty while it does. Its checkpoints can be read, and are
@@ -199,6 +203,18 @@ pub struct Member {
     /// Membership status set by an operator.
     #[serde(default)]
     pub state: MemberState,
+    /// Versions that it spoke when it was registered last; none from a node of version 1 of the registry, which also
+    /// drops them when it sets the status.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speaks: Option<SpokenVersions>,
+}
+
+/// Version of the registry that the cluster uses: that of the members' values. A node that does not speak it does not
+/// register. Without it, version 1 is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Level {
+    pub(crate) v: u32,
+    pub(crate) registry: u32,
 }
 
 /// Value of a lock's or the leader's key.
@@ -231,8 +247,8 @@ pub(crate) struct DenialList {
 /// A value that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ValueError {
-    #[error("of version {found}; this daemon knows {VERSION}")]
-    Version { found: u32 },
+    #[error("of version {found}; this daemon (release {RELEASE}) knows {newest}")]
+    Version { found: u32, newest: u32 },
     #[error("not JSON of its kind")]
     Json(#[from] serde_json::Error),
     #[error("not protobuf of its kind")]
@@ -247,6 +263,11 @@ pub(crate) enum ValueError {
 
 /// A JSON value with a version.
 pub(crate) trait Json: Serialize + for<'a> Deserialize<'a> {
+    /// Returns the newest version of the value that this process speaks.
+    fn newest() -> u32 {
+        VERSION
+    }
+
     fn encode(&self) -> Vec<u8> {
         // Structs of strings and numbers always serialize.
         serde_json::to_vec(self).unwrap_or_default()
@@ -259,15 +280,21 @@ pub(crate) trait Json: Serialize + for<'a> Deserialize<'a> {
             v: u32,
         }
         let Version { v } = serde_json::from_slice(bytes)?;
-        if v != VERSION {
-            return Err(ValueError::Version { found: v });
+        let newest = Self::newest();
+        if !(VERSION..=newest).contains(&v) {
+            return Err(ValueError::Version { found: v, newest });
         }
         Ok(serde_json::from_slice(bytes)?)
     }
 }
 
 impl Json for Node {}
-impl Json for Member {}
+impl Json for Member {
+    fn newest() -> u32 {
+        versions::own().of(Interface::Registry).newest
+    }
+}
+impl Json for Level {}
 impl Json for Holder {}
 impl Json for DenialList {}
 impl Json for Withdrawal {}
@@ -309,6 +336,7 @@ impl Entry {
         if entry.version != VERSION {
             return Err(ValueError::Version {
                 found: entry.version,
+                newest: VERSION,
             });
         }
         Ok(Registered {
@@ -401,12 +429,48 @@ mod tests {
     fn newer_and_broken_values_are_refused() {
         assert!(matches!(
             Node::decode(br#"{"v":2,"what":1}"#),
-            Err(ValueError::Version { found: 2 })
+            Err(ValueError::Version {
+                found: 2,
+                newest: 1
+            })
         ));
         assert!(Node::decode(b"{").is_err());
         assert!(Entry::read(&[8, 2]).is_err());
         assert!(Entry::read(&[8, 1]).is_err());
         assert!(Entry::read(b"\xff\xff").is_err());
+    }
+
+    #[test]
+    fn members_of_either_version_are_read() {
+        let older = br#"{"v":1,"name":"n","region":"r","first_seen_unix_ms":3}"#;
+        let older = Member::decode(older).unwrap();
+        assert_eq!((older.v, &older.speaks), (1, &None));
+        let newer = Member {
+            v: 2,
+            speaks: Some(SpokenVersions::built()),
+            ..older
+        };
+        assert_eq!(Member::decode(&newer.encode()).unwrap(), newer);
+        // Fields of a later release are skipped, a later version is refused.
+        let later = br#"{"v":2,"name":"n","region":"r","first_seen_unix_ms":3,"news":1}"#;
+        assert!(Member::decode(later).is_ok());
+        let later = br#"{"v":3,"name":"n","region":"r","first_seen_unix_ms":3}"#;
+        let refused = Member::decode(later).unwrap_err();
+        assert!(
+            refused.to_string().starts_with("of version 3; this daemon"),
+            "{refused}"
+        );
+        for impossible in [
+            r#"{"v":0}"#,
+            r#"{"v":-1}"#,
+            r#"{"v":65536}"#,
+            r#"{"v":4294967296}"#,
+        ] {
+            assert!(
+                Member::decode(impossible.as_bytes()).is_err(),
+                "{impossible}"
+            );
+        }
     }
 
     #[test]

@@ -138,7 +138,7 @@ impl Follower for ClusterDump {
                 // acknowledge an unlisted one. The dump counts as failed, so its task lives on. Once the registry
                 // is back, its listing decides, for every node alike (`settle`).
                 Listed::Unknown => {
-                    tracing::error!(id = %record.id, job = %record.job, %error, "not known whether it was published; the registry will tell");
+                    tracing::error!(event = "publication-unknown", id = %record.id, job = %record.job, %error, "not known whether it was published; the registry will tell");
                     return Err(error);
                 }
             }
@@ -146,7 +146,7 @@ impl Follower for ClusterDump {
 
         // 5. The checkpoint exists: nothing from here on is an error of the dump.
         if let Err(error) = store.publish(&record.id) {
-            tracing::error!(id = %record.id, %error, "published, and not marked as such here");
+            tracing::error!(event = "publication-not-marked", id = %record.id, %error, "published, and not marked as such here");
         }
         if let Some(copies) = &mut copies {
             copies.published(&record.id);
@@ -164,12 +164,12 @@ fn undo(
     error: StoreError,
 ) -> StoreError {
     let id = &commit.checkpoint;
-    tracing::warn!(id, job = commit.job, %error, "rolled back");
+    tracing::warn!(event = "dump-rolled-back", id, job = commit.job, %error, "rolled back");
     if let Some(copies) = copies {
         copies.roll_back(id);
     }
     if let Err(error) = store.roll_back(id, false) {
-        tracing::error!(id, %error, "left over here");
+        tracing::error!(event = "rolled-back-copy-left", id, %error, "left over here");
     }
     error
 }

@@ -8,12 +8,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use permafrost_agent::remote::{MapDigest, RemoteCheckpoint};
+use permafrost_criu::contents::{self, ContentsError};
 use permafrost_criu::directory::{self, ExportedPart};
 use permafrost_criu::frontend::{self, StreamError};
 use permafrost_criu::source::{
-    CheckpointSource, LazySource, PageRun, PagesOut, ReadError, Reported,
+    CheckpointSource, LazySource, OutlinePages, PageRun, PagesOut, ReadError, Reported,
 };
-use permafrost_protocol::control;
+use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::Manifest;
 use permafrost_store::{
     LocalCheckpoint, ProgressReceiver, ReadingError, StoreError, checkpoint_name,
@@ -150,6 +151,56 @@ impl ClusteredStore {
         })
     }
 
+    /// Returns what a checkpoint consists of, compared with another one of its job or with its parent. Reads small images
+    /// and page maps, and nothing from an object store but those. The memory of all such requests together is limited, and
+    /// those that read from other nodes do not take it from the others.
+    ///
+    /// # Errors
+    /// There is no such checkpoint; no node that holds it can be reached; an image does not decode; there is more than
+    /// fits into a reply; others read, and leave no room in time.
+    pub fn contents(
+        &self,
+        asked: &request::Describe,
+    ) -> Result<control::CheckpointContents, StoreError> {
+        let source = self.open_in_place(&asked.checkpoint)?;
+        let record = &source.record;
+        let before = match asked.before.as_str() {
+            "" if asked.with_parent && record.parent_generation > 0 => {
+                let parent = format!("{}@{}", record.job, record.parent_generation);
+                // The caller asked for the checkpoint: it is told of it, whatever has become of its parent.
+                match self.open_in_place(&parent) {
+                    Ok(opened) => Some(opened),
+                    Err(StoreError::NotFound(_)) => None,
+                    Err(error) => {
+                        tracing::warn!(event = "contents-not-compared", %parent, %error, "contents are not compared with the parent");
+                        None
+                    }
+                }
+            }
+            "" => None,
+            before => Some(self.open_in_place(before)?),
+        };
+        let is_here = |source: &Failover<'_>| source.here.is_some();
+        let room = match is_here(&source) && before.as_ref().is_none_or(is_here) {
+            true => &self.contents_here,
+            false => &self.contents_elsewhere,
+        };
+        let _room = room
+            .take(contents::room_bytes(&source, before.as_ref()))
+            .map_err(StoreError::port)?;
+        let tells_both = !asked.before.is_empty();
+        contents::of(&source, before.as_ref(), tells_both, asked.pid).map_err(|error| match error {
+            ContentsError::Source(error) => error,
+            ContentsError::Limit(limit) => StoreError::port(limit),
+        })
+    }
+
+    fn open_in_place(&self, reference: &str) -> Result<Failover<'_>, StoreError> {
+        let record = self.resolve(reference)?;
+        let here = self.local.open_in_place(record.clone());
+        self.opened(record, here)
+    }
+
     fn open(&self, record: control::Checkpoint) -> Result<Failover<'_>, StoreError> {
         let here = self.local.open(record.clone());
         self.opened(record, here)
@@ -246,6 +297,36 @@ impl CheckpointSource for Failover<'_> {
         }
     }
 
+    fn positions(
+        &self,
+        place: usize,
+        take: &mut dyn FnMut(u64, OutlinePages<'_>),
+    ) -> Result<(), StoreError> {
+        let (mut next_index, mut cause) = (0, None);
+        if let Some(here) = &self.here {
+            let read = here.positions(place, &mut |first_index, pages| {
+                next_index = first_index.saturating_add(pages.len());
+                take(first_index, pages);
+            });
+            match read {
+                Err(error) => cause = Some(error),
+                read => return read,
+            }
+        }
+        let Some(others) = self.others(cause.as_ref()) else {
+            return Err(self.nobody(cause));
+        };
+        // What this node's copy has told is not told again.
+        let passed = CheckpointSource::positions(others, place, &mut |first_index, pages| {
+            let known = next_index.saturating_sub(first_index);
+            let rest = pages.without(known);
+            if !rest.is_empty() {
+                take(first_index.max(next_index), rest);
+            }
+        });
+        passed.map_err(|error| self.failed(cause, error))
+    }
+
     fn pages(&self, place: usize, out: &mut PagesOut<'_>) -> Result<(), ReadError<StoreError>> {
         let (mut next_index, mut cause) = (0, None);
         if let Some(here) = &self.here {
@@ -331,6 +412,7 @@ impl Failover<'_> {
             return StoreError::Elsewhere(error);
         };
         tracing::warn!(
+            event = "read-failed-everywhere",
             checkpoint = checkpoint_name(&self.record),
             error = error.message,
             "nor do others have it"

@@ -14,11 +14,13 @@
 
 mod commit;
 mod copies;
+mod data;
 mod failover;
 mod listing;
 mod registry;
 mod remote;
 mod retention;
+mod room;
 mod settle;
 
 use std::collections::HashMap;
@@ -34,8 +36,10 @@ use permafrost_store::{
 use uuid::Uuid;
 
 use self::commit::ClusterDump;
+use self::room::Room;
 
 pub use copies::{CopiesRequest, CopyStreams, Durability, Replicate, SealHere};
+pub use data::{Acquaintance, DataMark, KnownData};
 pub use registry::{JobLock, Registered, Registry, no_other};
 pub use remote::RemoteNodes;
 pub use retention::{
@@ -79,6 +83,10 @@ pub struct ClusteredStore {
     services: Option<Arc<ClusterServices>>,
     suspects: Arc<dyn Suspects>,
     retention: retention::Retention,
+    /// Memory for those who read contents of checkpoints that this node holds.
+    contents_here: Room,
+    /// Memory for those who read contents of checkpoints that come from other nodes, which may be slow.
+    contents_elsewhere: Room,
 }
 
 impl ClusteredStore {
@@ -109,9 +117,11 @@ impl ClusteredStore {
             services: services.map(Arc::new),
             suspects,
             retention: retention::Retention::new(keeper, removed),
+            contents_here: Room::default(),
+            contents_elsewhere: Room::default(),
         });
         if let Err(error) = store.refresh_policies() {
-            tracing::error!(%error, "no policies of retention for now");
+            tracing::error!(event = "retention-rules-unreadable", %error, "no policies of retention for now");
         }
         store
     }

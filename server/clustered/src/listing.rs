@@ -260,7 +260,7 @@ impl ClusteredStore {
         match registry.set_damaged(record, node, damaged) {
             Ok(()) | Err(StoreError::NotFound(_)) => {}
             Err(error) => {
-                tracing::warn!(id = %record.id, damaged, %error, "the registry does not know yet how this copy stands");
+                tracing::warn!(event = "registry-copy-not-marked", id = %record.id, damaged, %error, "the registry does not know yet how this copy stands");
             }
         }
     }
@@ -292,7 +292,7 @@ impl ClusteredStore {
                     return Ok(own.max_by_key(|record| record.generation));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, job, "registry not asked: this node's own catalog answers");
+                    tracing::warn!(event = "registry-job-not-asked", %error, job, "registry not asked: this node's own catalog answers");
                 }
             }
             let own = self.local.records(Some(job))?.into_iter().filter(|record| {
@@ -321,7 +321,7 @@ impl ClusteredStore {
                 own.sort_by(in_list_order);
             }
             Err(error) => {
-                tracing::warn!(%error, "registry not asked: this node's own checkpoints are listed");
+                tracing::warn!(event = "registry-list-not-asked", %error, "registry not asked: this node's own checkpoints are listed");
                 own.retain(|record| !self.is_provisional(&record.id));
             }
         }

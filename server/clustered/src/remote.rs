@@ -95,10 +95,10 @@ impl ClusteredStore {
     /// that there is no room to recall, is not.
     pub fn report_damage(&self, checkpoint: &str, error: &StoreError) {
         if matches!(error.code(), ErrorCode::Unavailable | ErrorCode::NoSpace) {
-            tracing::warn!(checkpoint, %error, "the copy on this node cannot be read now");
+            tracing::warn!(event = "local-copy-unreadable", checkpoint, %error, "the copy on this node cannot be read now");
             return;
         }
-        tracing::error!(checkpoint, %error, "the copy on this node is damaged");
+        tracing::error!(event = "damage-found-by-reader", checkpoint, %error, "the copy on this node is damaged");
         self.suspect(checkpoint);
     }
 

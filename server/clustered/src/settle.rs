@@ -60,7 +60,7 @@ impl ClusteredStore {
                 self.local.publish(&id)?;
                 settled.published.push(id);
             } else if self.local.roll_back(&id, false)? {
-                tracing::info!(%id, job = %candidate.job, "left over: sealed but never published; dropped");
+                tracing::info!(event = "unpublished-copy-dropped", %id, job = %candidate.job, "left over: sealed but never published; dropped");
                 settled.dropped.push(id);
             }
         }

@@ -24,11 +24,13 @@ pub mod source;
 pub mod world;
 
 mod body;
+mod nodes;
 mod pace;
 mod responses;
 mod say;
 mod shares;
 mod tasks;
+mod view;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -88,6 +90,8 @@ pub struct Api {
     asking: Arc<Semaphore>,
     /// Limits the readers of events.
     readers: Arc<Shares>,
+    /// Limits the requests for contents of checkpoints.
+    describing: Arc<Shares>,
     /// Reservations of each caller.
     booked: Booked,
 }
@@ -117,6 +121,7 @@ impl Api {
             long: Arc::new(Semaphore::new(limits::LONG_AT_ONCE)),
             asking: Arc::new(Semaphore::new(limits::ASKING_AT_ONCE)),
             readers: Shares::new(limits::CALLER_EVENT_READERS, limits::EVENT_READERS),
+            describing: Shares::new(limits::CALLER_CONTENTS, limits::CONTENTS_AT_ONCE),
             booked: Booked::default(),
         }
     }

@@ -8,6 +8,9 @@ pub const BODY_BYTES: usize = 8 << 20;
 /// Longest time for a body to come. A slow sender holds a connection and the bytes already sent.
 pub const BODY_TIME: Duration = Duration::from_secs(30);
 
+/// Longest id of a task, bytes: an answer may name one task for each of the others.
+pub const ID_BYTES: usize = 1024;
+
 /// Maximum number of answers to one request: tasks × nodes × mechanisms, or checkpoints × nodes. 200,000 with
 /// all their parts are about 150 MB.
 pub const ANSWERS: usize = 200_000;
@@ -50,6 +53,13 @@ pub const EVENT_READERS: usize = 128;
 
 /// Maximum number of readers of events of one caller.
 pub const CALLER_EVENT_READERS: usize = 32;
+
+/// Maximum number of requests for contents of checkpoints at once: half of what the daemon handles, so that
+/// reservations go on beside them. Each may wait for another node.
+pub const CONTENTS_AT_ONCE: usize = 8;
+
+/// Maximum number of those of one caller.
+pub const CALLER_CONTENTS: usize = 2;
 
 /// Maximum number of reservations that one caller may have made and that have not lapsed: a quarter of those of
 /// a queue.

@@ -34,6 +34,8 @@ use super::routes;
         routes::reserve::cancel,
         routes::jobs::jobs,
         routes::jobs::checkpoints,
+        routes::activity::activity,
+        routes::contents::contents,
         routes::events::events,
         routes::figures::install,
         routes::health::healthz,

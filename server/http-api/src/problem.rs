@@ -6,6 +6,7 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use permafrost_api_types::problem::{MEDIA_TYPE, Problem, ProblemKind};
+use permafrost_audit::AuditedRequest;
 
 use super::source::Refusal;
 
@@ -62,14 +63,14 @@ impl From<Refusal> for RequestProblem {
                     ErrorCode::Invalid => ProblemKind::Invalid,
                     ErrorCode::NotFound => ProblemKind::NotFound,
                     ErrorCode::Conflict | ErrorCode::NoSpace => ProblemKind::Conflict,
-                    ErrorCode::Unavailable => ProblemKind::Unavailable,
+                    ErrorCode::Unavailable => return Self::for_now(detail, 5),
                     ErrorCode::Denied => ProblemKind::Forbidden,
                     ErrorCode::Internal | ErrorCode::Corrupt | ErrorCode::SessionFailed => {
                         ProblemKind::Internal
                     }
                 };
                 if kind == ProblemKind::Internal {
-                    tracing::error!(%error, "a request of the API failed");
+                    tracing::error!(event = "api-request-failed", %error, "a request of the API failed");
                 }
                 Self::new(kind, detail)
             }
@@ -107,6 +108,10 @@ pub fn respond(problem: &Problem) -> Response {
     response
 }
 
+/// Event of the audit log that a response tells of, where the scope of its route does not say it.
+#[derive(Clone, Debug)]
+pub(super) struct Audited(pub(super) AuditedRequest);
+
 /// The problem that a response contains.
 #[derive(Clone, Debug)]
 struct Said(Problem);
@@ -128,6 +133,9 @@ pub(super) async fn named(request: Request, next: Next) -> Response {
     };
     problem.instance = Some(path);
     let mut named = respond(&problem);
+    if let Some(audited) = response.extensions().get::<Audited>() {
+        named.extensions_mut().insert(audited.clone());
+    }
     if let Some(allowed) = response.headers().get(ALLOW) {
         named.headers_mut().insert(ALLOW, allowed.clone());
     }

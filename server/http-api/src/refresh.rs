@@ -149,7 +149,7 @@ impl Driver {
             .said_stale
             .is_none_or(|said| said.elapsed() >= SAY_STALE)
         {
-            tracing::warn!(age = ?world.age(), "the daemon has not been seen for long: queues are not told any more");
+            tracing::warn!(event = "api-view-stale", age = ?world.age(), "the daemon has not been seen for long: queues are not told any more");
             self.said_stale = Some(Instant::now());
             api.publish_instead_of(&world, world.stale(limit));
         }
@@ -165,7 +165,9 @@ fn look_when_asked(api: &Weak<Api>, asked: &Receiver<Look>) {
             if list || jobs.is_none() {
                 match Builder::jobs(api.source.as_ref()) {
                     Ok(listed) => jobs = Some(Arc::new(listed)),
-                    Err(error) => tracing::warn!(%error, "list checkpoints for the API"),
+                    Err(error) => {
+                        tracing::warn!(event = "api-list-failed", %error, "list checkpoints for the API")
+                    }
                 }
             }
             builder.world(api.source.as_ref(), jobs.clone())
@@ -176,7 +178,10 @@ fn look_when_asked(api: &Weak<Api>, asked: &Receiver<Look>) {
                 api.publish(world);
             }
             Err(_) => {
-                tracing::error!("the look at the daemon has panicked");
+                tracing::error!(
+                    event = "api-view-panicked",
+                    "the look at the daemon has panicked"
+                );
                 builder = Builder::default();
             }
         }

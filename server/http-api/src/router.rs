@@ -12,7 +12,8 @@ use permafrost_api_types::problem::ProblemKind;
 use crate::caller::{Caller, Scope};
 use crate::problem::{self, RequestProblem};
 use crate::routes::{
-    estimate, events, figures, health, jobs, nodes, place, preempt, reserve, resume,
+    activity, contents, estimate, events, figures, health, jobs, nodes, place, preempt, reserve,
+    resume,
 };
 use crate::{Api, openapi};
 
@@ -27,6 +28,8 @@ pub fn router(api: Arc<Api>) -> Router {
         .route("/v1/place", post(place::place))
         .route("/v1/jobs", get(jobs::jobs))
         .route("/v1/checkpoints", get(jobs::checkpoints))
+        .route("/v1/activity", get(activity::activity))
+        .route("/v1/contents", get(contents::contents))
         .route("/v1/events", get(events::events))
         .route("/openapi.json", get(openapi::document))
         .route_layer(from_fn(may_read));

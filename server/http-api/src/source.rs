@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use permafrost_api_types::activity::ActivityAnswer;
 use permafrost_api_types::events::ApiEvent;
 use permafrost_api_types::figures::StartFigures;
-use permafrost_api_types::nodes::{NodeClass, NodeState};
+use permafrost_api_types::nodes::{InterfaceVersions, NodeClass, NodeState};
 use permafrost_api_types::reserve::{Reservation, ReserveRequest};
-use permafrost_protocol::control::Checkpoint;
+use permafrost_protocol::control::{Checkpoint, CheckpointContents, request};
 use permafrost_scheduling::NodeId;
-use permafrost_scheduling::cost::{NodeFigures, TierRoom};
+use permafrost_scheduling::cost::{NodeFigures, SwapFigures, TierRoom};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::Missing;
 use permafrost_scheduling::size::{DumpKind, Memory, Prediction};
@@ -42,6 +43,8 @@ pub struct NodeEntry {
     pub host: String,
     /// Version of its software.
     pub version: String,
+    /// Versions that it speaks; empty if unknown.
+    pub speaks: Vec<InterfaceVersions>,
     /// Time since its last report.
     pub age: Option<Duration>,
     /// Kind of its medium, in a word.
@@ -66,6 +69,8 @@ pub struct NodeEntry {
     pub read_queue: Option<QueueLength>,
     /// Bandwidth of the links to other nodes, by name.
     pub links: BTreeMap<String, SizedRates>,
+    /// Memory and swap of its machine; missing on one without swap.
+    pub swap: Option<SwapFigures>,
     /// Descriptions of the parts of its report that are not believed.
     pub doubts: Vec<String>,
 }
@@ -85,6 +90,7 @@ impl NodeEntry {
             rack: String::new(),
             host: String::new(),
             version: String::new(),
+            speaks: Vec::new(),
             age: None,
             tier: String::new(),
             tiers: Vec::new(),
@@ -97,6 +103,7 @@ impl NodeEntry {
             write_queue: None,
             read_queue: None,
             links: BTreeMap::new(),
+            swap: None,
             doubts: Vec::new(),
         }
     }
@@ -113,6 +120,33 @@ pub struct QueueLength {
     pub reserved: u32,
     /// Maximum number of transfers that run at once.
     pub slots: u32,
+}
+
+/// Activity of a node, with names of all jobs.
+#[derive(Clone, Debug)]
+pub struct Activity {
+    /// The answer, in which names of checkpoints are complete.
+    pub told: ActivityAnswer,
+}
+
+impl Activity {
+    /// Returns the answer for a caller: without the names of checkpoints that it may not see.
+    #[must_use]
+    pub fn told_to(mut self, caller: &Caller) -> ActivityAnswer {
+        let told = &mut self.told;
+        let copies = told.copies.iter_mut().map(|copy| &mut copy.checkpoint);
+        let ended = told.ended.iter_mut().map(|ended| &mut ended.checkpoint);
+        let repair = told.repair.iter_mut().flat_map(|repair| &mut repair.steps);
+        let steps = repair.map(|step| &mut step.checkpoint);
+        for name in copies.chain(ended).chain(steps) {
+            let is_seen = |name: &String| {
+                let job = name.rsplit_once('@').map_or(name.as_str(), |(job, _)| job);
+                caller.sees(job)
+            };
+            *name = name.take().filter(is_seen);
+        }
+        self.told
+    }
 }
 
 /// Reason why the daemon refuses a request.
@@ -170,6 +204,16 @@ pub trait Source: Send + Sync + 'static {
     /// # Errors
     /// The store's errors.
     fn checkpoints(&self) -> Result<Vec<Checkpoint>, StoreError>;
+
+    /// Returns what this node is doing now. Waits for short locks only.
+    fn activity(&self) -> Activity;
+
+    /// Describes a checkpoint: its processes, their mappings, and its images, as `permafrost show --maps` does. May wait
+    /// for another node.
+    ///
+    /// # Errors
+    /// The store's errors, and those of images that do not decode.
+    fn contents(&self, of: &request::Describe) -> Result<CheckpointContents, Refusal>;
 
     /// Predicts the size of a job's next dump. Job and program are empty if unknown.
     ///

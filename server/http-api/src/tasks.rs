@@ -1,20 +1,19 @@
 //! Completes the tasks of a request with the store's knowledge of their jobs.
 
-use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use permafrost_api_types::problem::ProblemKind;
-use permafrost_api_types::task::{Resources, Swap, Task};
+use permafrost_api_types::task::{Resources, Task};
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control::Checkpoint;
-use permafrost_scheduling::cost::{self, Copies};
+use permafrost_scheduling::cost;
 use permafrost_scheduling::figure::{Estimate, Figure, What};
-use permafrost_scheduling::preempt::Site;
 use permafrost_scheduling::quantity::{Bytes, Seconds};
 use permafrost_scheduling::size::{DumpKind, Memory};
 use permafrost_scheduling::{NodeId, TaskId};
 
 use super::body::Asked;
+use super::limits;
 use super::problem::RequestProblem;
 use super::world::seconds;
 
@@ -25,7 +24,7 @@ pub(super) const fn resources(of: Resources) -> cost::TaskResources {
     }
 }
 
-fn given<T: Copy>(value: Option<T>, what: What) -> Figure<T> {
+pub(super) fn given<T: Copy>(value: Option<T>, what: What) -> Figure<T> {
     match value {
         Some(value) => Figure::given(value),
         None => Figure::not_given(what),
@@ -122,12 +121,15 @@ fn last_checkpoint<'a>(asked: &Asked<'a>, job: Option<&str>) -> Option<(&'a Chec
     Some((last, seconds(jobs.age_of(last))))
 }
 
-/// Returns the node of a task: the one that it names, or the only one there is.
-pub(super) fn node_of(asked: &Asked<'_>, task: &Task<'_>) -> Option<NodeId> {
-    match &task.node {
-        Some(name) => asked.world.names().id(name),
-        None => asked.world.only_node(),
-    }
+/// Checks that no id is too long: answers repeat them.
+pub(super) fn check_ids(pointer: &str, tasks: &[Task<'_>]) -> Result<(), RequestProblem> {
+    let most = limits::ID_BYTES;
+    let Some(at) = tasks.iter().position(|task| task.id.len() > most) else {
+        return Ok(());
+    };
+    let detail = format!("an id has at most {most} bytes");
+    let pointer = format!("{pointer}/{at}/id");
+    Err(RequestProblem::at(ProblemKind::Invalid, &pointer, detail))
 }
 
 /// Returns a node that the request names.
@@ -139,73 +141,11 @@ pub(super) fn named(
     pointer: &str,
     name: &str,
 ) -> Result<NodeId, RequestProblem> {
-    asked.world.names().id(name).ok_or_else(|| {
-        RequestProblem::at(
-            ProblemKind::UnknownNode,
-            pointer,
-            format!("there is no node {name:?}"),
-        )
-    })
+    let id = asked.world.names().id(name);
+    id.ok_or_else(|| no_node(pointer, name))
 }
 
-/// Swaps of machines, by the nodes that their tasks name.
-pub(super) type Swaps = HashMap<NodeId, cost::SwapFigures>;
-
-pub(super) fn swaps(asked: &Asked<'_>, given_swaps: &[Swap<'_>]) -> Result<Swaps, RequestProblem> {
-    let mut swaps = Swaps::with_capacity(given_swaps.len());
-    for (index, swap) in given_swaps.iter().enumerate() {
-        let node = named(asked, &format!("/swaps/{index}/node"), &swap.node)?;
-        let known = cost::SwapFigures {
-            free_memory: swap.free_memory_bytes,
-            free_swap: swap.free_swap_bytes,
-            write: given(swap.write_bytes_per_s, What::SwapBandwidth),
-            read: given(swap.read_bytes_per_s, What::SwapBandwidth),
-        };
-        if swaps.insert(node, known).is_some() {
-            let pointer = format!("/swaps/{index}/node");
-            return Err(RequestProblem::at(
-                ProblemKind::Invalid,
-                pointer,
-                "this node has one already",
-            ));
-        }
-    }
-    Ok(swaps)
-}
-
-/// Returns a node as a site: with the node that would take its copies, and the swap of the machine.
-pub(super) fn site<'a>(
-    asked: &Asked<'a>,
-    node: NodeId,
-    copies: Copies,
-    swaps: &Swaps,
-) -> Option<Site<'a>> {
-    let world = asked.world;
-    let replica = match copies {
-        Copies::Local => None,
-        Copies::Replicated => world.replica(node),
-    };
-    Some(Site {
-        node: world.figures(node)?,
-        replica,
-        swap: swaps.get(&node).copied(),
-    })
-}
-
-/// Returns the sites of the named nodes, and of no others.
-pub(super) fn sites<'a>(
-    asked: &Asked<'a>,
-    nodes: impl Iterator<Item = NodeId>,
-    copies: Copies,
-    swaps: &Swaps,
-) -> BTreeMap<NodeId, Site<'a>> {
-    let mut sites = BTreeMap::new();
-    for node in nodes {
-        if let std::collections::btree_map::Entry::Vacant(vacant) = sites.entry(node)
-            && let Some(site) = site(asked, node, copies, swaps)
-        {
-            vacant.insert(site);
-        }
-    }
-    sites
+pub(super) fn no_node(pointer: &str, name: &str) -> RequestProblem {
+    let detail = format!("there is no node {name:?}");
+    RequestProblem::at(ProblemKind::UnknownNode, pointer, detail)
 }

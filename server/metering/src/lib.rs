@@ -2,8 +2,10 @@
 //! may run.
 #![forbid(unsafe_code)]
 
+pub mod copying;
 pub mod costs;
 mod queue_report;
 pub mod queues;
+pub mod throttle;
 
 pub use queue_report::QueueReport;

@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod counted;
 mod limited;
 
 use std::future::Future;
@@ -23,6 +24,9 @@ use permafrost_cold::{DirectoryObjects, ListedObject, ObjectError, Objects};
 use tokio::runtime::Runtime;
 use url::Url;
 
+pub use crate::counted::{ObjectCounters, counters};
+
+use crate::counted::CountedObjects;
 use crate::limited::LimitedObjects;
 // Only for its features: the store's client uses it.
 use reqwest as _;
@@ -80,7 +84,7 @@ pub fn connect_within(
             return Err("the directory is to be named by its whole path".to_owned());
         }
         let store = Arc::new(DirectoryObjects::new(path));
-        return Ok(Arc::new(LimitedObjects::new(store, limit)));
+        return Ok(CountedObjects::wrap(LimitedObjects::new(store, limit)));
     }
     let url = Url::parse(address).map_err(|error| error.to_string())?;
     if !["s3", "gs", "az"].contains(&url.scheme()) {
@@ -93,7 +97,7 @@ pub fn connect_within(
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (store, prefix) =
         object_store::parse_url_opts(&url, options).map_err(|error| error.to_string())?;
-    Ok(Arc::new(RemoteObjects {
+    Ok(CountedObjects::wrap(RemoteObjects {
         store,
         prefix,
         address: address.to_owned(),

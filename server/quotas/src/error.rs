@@ -44,7 +44,7 @@ pub enum QuotaError {
         namespace: String,
         /// Highest priority that the namespace may have.
         limit: u64,
-        /// Requested priority.
+        /// Priority that was requested.
         priority: u32,
     },
 }

@@ -155,15 +155,15 @@ impl<T: Default + 'static> PrivateFile<T> {
         let name = self.kind.name;
         match (read(self.kind, &self.path), self.kind.unusable) {
             (Ok(contents), _) => {
-                tracing::info!(path = %self.path.display(), "{name} read again");
+                tracing::info!(event = "private-file-reloaded", path = %self.path.display(), "{name} read again");
                 known.contents = Arc::new(contents);
             }
             // A typing error changes nothing.
             (Err(error @ PrivateFileError::Line { .. }), _) | (Err(error), Unusable::Keep) => {
-                tracing::error!(%error, hint = error.hint(), "the {name} before stay");
+                tracing::error!(event = "private-file-not-reloaded", %error, hint = error.hint(), "the {name} before stay");
             }
             (Err(error), Unusable::Forget) => {
-                tracing::error!(%error, hint = error.hint(), "no {name} are taken until this is mended");
+                tracing::error!(event = "private-file-unusable", %error, hint = error.hint(), "no {name} are taken until this is mended");
                 known.contents = Arc::default();
             }
         }

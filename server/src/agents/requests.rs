@@ -3,11 +3,12 @@
 use permafrost_catalog::ListPart;
 use permafrost_cluster::{Operate, no_cluster};
 use permafrost_clustered::Durability;
-use permafrost_identity::Peer;
+use permafrost_identity::{Peer, Role};
 use permafrost_metering::queues::{Admission, expected_bytes};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, Reply, Request, reply, request};
 use permafrost_protocol::manifest::JobName;
+use permafrost_protocol::versions::{self, RELEASE};
 use permafrost_store::MissingObject;
 use permafrost_store::{SessionRequest, StoreError};
 
@@ -21,17 +22,18 @@ impl Agents {
     /// Answers a control request that came by QUIC.
     #[must_use]
     pub fn call(&self, peer: &Peer, request: Request) -> Reply {
-        let answered = if request.version == control::VERSION {
-            match request.body {
-                Some(body) => self.answer(peer, body),
-                None => Err(RequestError::Unknown.into()),
-            }
-        } else {
-            Err(RequestError::OtherVersion.into())
+        let answered = match request.known("the node", versions::own()) {
+            Ok(body) => self.answer(peer, body.clone()),
+            Err(unknown) => Err(unknown.into()),
         };
         Reply {
             body: Some(answered.unwrap_or_else(|error| {
-                tracing::info!(peer = peer.name(), error = error.message, "request refused");
+                tracing::info!(
+                    event = "peer-request-refused",
+                    peer = peer.name(),
+                    error = error.message,
+                    "request refused"
+                );
                 reply::Body::Error(error)
             })),
         }
@@ -47,6 +49,11 @@ impl Agents {
                 reply::Body::Done(control::Done { count: 1 })
             }
             request::Body::Abort(abort) => {
+                if abort.freeze_limit_reached && peer.role() == Role::Agent {
+                    // The session may have ended with its conversation by now.
+                    let counters = self.store.local().counters();
+                    counters.freeze_limits_reached.add(1);
+                }
                 self.abort(peer, &abort.session)?;
                 reply::Body::Done(control::Done { count: 1 })
             }
@@ -54,6 +61,9 @@ impl Agents {
             request::Body::Show(show) => {
                 let shown = self.store.show(&show.checkpoint);
                 reply::Body::Detail(shown?)
+            }
+            request::Body::Describe(contents) => {
+                reply::Body::Contents(self.store.contents(&contents)?)
             }
             request::Body::Remove(remove) => {
                 let count = self.store.remove(&remove)?;
@@ -85,6 +95,7 @@ impl Agents {
             }
             request::Body::SetNode(set) => {
                 tracing::info!(
+                    event = "node-state-changed-by-peer",
                     peer = peer.name(),
                     node = set.name,
                     state = set.state,
@@ -101,6 +112,16 @@ impl Agents {
                     denials.list_again()?;
                 }
                 reply::Body::Rebuilt(rebuilt)
+            }
+            request::Body::SetLevel(set) => {
+                tracing::info!(
+                    event = "registry-level-changed-by-peer",
+                    peer = peer.name(),
+                    registry = set.registry,
+                    "level is set"
+                );
+                let answer = self.operator()?.set_level(&set);
+                reply::Body::Nodes(visible(peer, answer?))
             }
             request::Body::Scrub(scrub) => {
                 let scrubbed =
@@ -131,7 +152,9 @@ impl Agents {
             | request::Body::Import(_)
             | request::Body::Stream(_)
             | request::Body::Lend(_)
-            | request::Body::Thaw(_) => {
+            | request::Body::Thaw(_)
+            | request::Body::TakeSpace(_)
+            | request::Body::EndPages(_) => {
                 return Err(RequestError::NeedsDescriptor.into());
             }
         })
@@ -301,7 +324,8 @@ impl Agents {
             .filter(|record| record.generation == 0)
             .count() as u64;
         Ok(control::ServerStatus {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: RELEASE.to_owned(),
+            speaks: Some(versions::own().clone()),
             regions: vec![self.store.local().region_status()],
             checkpoints: listed.len() as u64 - parked,
             parked,

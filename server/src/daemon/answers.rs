@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use permafrost_audit::Audit;
@@ -97,6 +98,18 @@ impl Answers {
     /// Returns the TCP address of the API, if it is served over TCP.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         self.server.as_ref()?.address()
+    }
+
+    /// Returns the counter of requests for files of the page.
+    pub(super) fn page_requests(&self) -> Option<Arc<AtomicU64>> {
+        Some(self.server.as_ref()?.page_requests())
+    }
+
+    /// Replaces the rate limit of callers over TCP, requests per second.
+    pub(super) fn set_rate(&self, per_s: u32) {
+        if let Some(server) = &self.server {
+            server.set_rate(Rate::of(per_s));
+        }
     }
 
     /// Returns the API for requests of peers.

@@ -3,7 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use permafrost_agent::host::{Backend, Client, Lent, ServeLazily, Trail, Waits};
 use permafrost_audit::{Audit, AuditedRequest, Who};
@@ -14,8 +15,8 @@ use permafrost_clustered::ClusteredStore;
 use permafrost_clustered::Durability;
 use permafrost_criu::ProgressReceiver;
 use permafrost_criu::directory::ExportedPart;
-use permafrost_criu::lazy::TouchedPages;
 use permafrost_identity::ReloadingIdentity;
+use permafrost_lazy::{FillGate, TouchedPages};
 use permafrost_metering::costs::Costs;
 use permafrost_metering::queues::{
     Admission, AdmittedTransfer, Direction, Owner, Queues, QueuesError, Reservations,
@@ -23,7 +24,7 @@ use permafrost_metering::queues::{
 };
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::TakenBy;
-use permafrost_store::{Adoption, SessionRequest, SessionSink, StoreError};
+use permafrost_store::{Adoption, SessionRequest, SessionSink, StoreError, TransferSlot as _};
 
 use crate::denials::{DenialLists, no_certificates};
 use permafrost_agent::host::TouchedFiles;
@@ -59,6 +60,8 @@ pub(crate) struct Local {
     pub(crate) registry: Vec<String>,
     /// Addresses on which peers and metrics are served; an empty string for one that is not served.
     pub(crate) addresses: [String; 2],
+    /// Files that the daemon uses, for `status` on this machine.
+    pub(crate) files: Vec<control::DaemonFile>,
 }
 
 /// Function that returns a node's status in its cluster. It may ask the registry.
@@ -97,6 +100,78 @@ impl Local {
         let turn = turn?;
         waits.begins();
         Ok(turn)
+    }
+
+    /// Calls `lend` at once, with a gate that opens when the restore is admitted: a process starts without waiting for
+    /// the memory of others. Whatever would have it refused is found out before.
+    fn when_admitted<T>(
+        &self,
+        checkpoint: &str,
+        thaw: &request::Thaw,
+        lend: impl FnOnce(&FillGate) -> Result<T, control::Error>,
+    ) -> Result<T, control::Error> {
+        let admission = Admission::new(0, thaw.priority, thaw.deadline_ms, &thaw.reservation);
+        let gate = &FillGate::default();
+        std::thread::scope(|scope| {
+            let (tell, told) = mpsc::sync_channel(1);
+            let wait = move || {
+                let mut waits = UntilOver {
+                    gate,
+                    queued: tell.clone(),
+                };
+                match self.turn_to_read(checkpoint, thaw.priority, admission, &mut waits) {
+                    Ok(mut turn) => {
+                        turn.follow(gate.counter());
+                        gate.wait_until_over();
+                    }
+                    // Once it is queued, nobody listens: the restore has ended, or the daemon stops.
+                    Err(error) => drop(tell.try_send(Err(error))),
+                }
+            };
+            let waiting = std::thread::Builder::new().spawn_scoped(scope, wait);
+            waiting.map_err(StoreError::io("start a thread"))?;
+            let _ends = EndsGate(gate);
+            told.recv().map_err(|_| QueuesError::Stopping)??;
+            lend(gate)
+        })
+    }
+}
+
+/// Waits for the turn of a lazy restore until that is over.
+struct UntilOver<'a> {
+    gate: &'a FillGate,
+    /// Learns that the request is queued or admitted.
+    queued: mpsc::SyncSender<Result<(), StoreError>>,
+}
+
+impl UntilOver<'_> {
+    fn tell(&self) {
+        // A full channel has been told already.
+        drop(self.queued.try_send(Ok(())));
+    }
+}
+
+impl Waits for UntilOver<'_> {
+    fn waits(&mut self, _waiting: &control::Waiting) {
+        self.tell();
+    }
+
+    fn begins(&mut self) {
+        self.tell();
+        self.gate.open();
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gate.is_over()
+    }
+}
+
+/// Ends the wait for a turn however the restore ends.
+struct EndsGate<'a>(&'a FillGate);
+
+impl Drop for EndsGate<'_> {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 
@@ -170,6 +245,10 @@ impl Backend for Local {
             .map_err(control::Error::from)
     }
 
+    fn session(&self, id: &str) -> Option<Arc<permafrost_store::Session>> {
+        self.store.local().session(id)
+    }
+
     fn start(
         &self,
         session: &Arc<permafrost_store::Session>,
@@ -205,9 +284,13 @@ impl Backend for Local {
     }
 
     fn abort(&self, abort: &request::Abort) -> Result<(), control::Error> {
-        self.store
-            .abort_session(&abort.session)
-            .map_err(control::Error::from)
+        if abort.freeze_limit_reached {
+            // First: a session that is being sealed cannot be discarded, and its task was frozen for as long.
+            let counters = self.store.local().counters();
+            counters.freeze_limits_reached.add(1);
+        }
+        let aborted = self.store.abort_session(&abort.session);
+        aborted.map_err(control::Error::from)
     }
 
     fn adopt(
@@ -237,6 +320,13 @@ impl Backend for Local {
         self.store
             .show(&show.checkpoint)
             .map_err(control::Error::from)
+    }
+
+    fn contents(
+        &self,
+        contents: &request::Describe,
+    ) -> Result<control::CheckpointContents, control::Error> {
+        self.store.contents(contents).map_err(control::Error::from)
     }
 
     fn remove(&self, remove: &request::Remove) -> Result<u64, control::Error> {
@@ -331,6 +421,7 @@ impl Backend for Local {
                 .export(&export.checkpoint, part, directory, progress)
                 .map_err(control::Error::from);
         }
+        let since = Instant::now();
         let admission = Admission::new(0, export.priority, export.deadline_ms, &export.reservation);
         let exported = self
             .turn_to_read(&export.checkpoint, export.priority, admission, waits)
@@ -342,7 +433,7 @@ impl Backend for Local {
         self.store
             .local()
             .counters()
-            .restored(exported, |exported| exported.bytes)
+            .restored(since, exported, |exported| exported.bytes)
             .map_err(control::Error::from)
     }
 
@@ -380,6 +471,7 @@ impl Backend for Local {
         waits: &mut dyn Waits,
         progress: ProgressReceiver<'_>,
     ) -> Result<control::Exported, control::Error> {
+        let since = Instant::now();
         let admission = Admission::new(0, stream.priority, stream.deadline_ms, &stream.reservation);
         let streamed = self
             .turn_to_read(&stream.checkpoint, stream.priority, admission, waits)
@@ -392,7 +484,7 @@ impl Backend for Local {
         self.store
             .local()
             .counters()
-            .restored(streamed, |streamed| streamed.bytes)
+            .restored(since, streamed, |streamed| streamed.bytes)
             .map_err(control::Error::from)
     }
 
@@ -402,23 +494,28 @@ impl Backend for Local {
         waits: &mut dyn Waits,
         serve: ServeLazily<'_>,
     ) -> Result<control::LazyServed, control::Error> {
-        let turn = match wanted.queued {
-            Some(thaw) => {
-                let admission =
-                    Admission::new(0, thaw.priority, thaw.deadline_ms, &thaw.reservation);
-                Some(self.turn_to_read(wanted.checkpoint, thaw.priority, admission, waits)?)
-            }
+        let since = Instant::now();
+        let mut lend = |gate: &FillGate| {
+            waits.begins();
+            let lent = (self.store).lend(wanted.checkpoint, |source| serve(source, gate));
+            lent.map_err(control::Error::from).flatten()
+        };
+        let served = match wanted.queued {
+            Some(thaw) => self.when_admitted(wanted.checkpoint, thaw, lend),
             None => {
                 self.store.check_restorable(wanted.checkpoint)?;
-                waits.begins();
-                None
+                lend(&FillGate::opened())
             }
         };
-        let lent = self.store.lend(wanted.checkpoint, serve);
-        drop(turn);
-        let served = lent.map_err(control::Error::from).flatten();
+        if let Ok(served) = &served
+            && let Some(record) = &served.checkpoint
+            && self.store.local().holds(&record.id)
+        {
+            let elapsed = Duration::from_micros(served.rest_us);
+            self.costs.brought(served.rest_bytes, elapsed);
+        }
         let bytes = |served: &control::LazyServed| served.bytes;
-        self.store.local().counters().restored(served, bytes)
+        self.store.local().counters().restored(since, served, bytes)
     }
 
     fn status(&self) -> Result<control::ServerStatus, control::Error> {
@@ -441,6 +538,7 @@ impl Backend for Local {
             metrics,
             cluster: self.in_cluster.as_ref().map(|status| status()),
             certificate: self.identity.as_deref().map(ReloadingIdentity::status),
+            files: self.files.clone(),
             ..control::ServerStatus::default()
         })
     }
@@ -452,6 +550,11 @@ impl Backend for Local {
 
     fn set_node(&self, set: &request::SetNode) -> Result<control::NodeList, control::Error> {
         let answer = self.operator().and_then(|operator| operator.set_node(set));
+        answer.map_err(control::Error::from)
+    }
+
+    fn set_level(&self, set: &request::SetLevel) -> Result<control::NodeList, control::Error> {
+        let answer = self.operator().and_then(|operator| operator.set_level(set));
         answer.map_err(control::Error::from)
     }
 
@@ -519,6 +622,14 @@ impl Backend for Local {
 
     fn took(&self, took: &request::Took) -> bool {
         let elapsed = Duration::from_micros(took.elapsed_us);
+        if took.lazy {
+            // Of a checkpoint that is elsewhere, the time of other nodes and of the network would be in it.
+            let is_here = self.store.local().holds(&took.checkpoint);
+            if is_here {
+                self.costs.ran_lazily(elapsed);
+            }
+            return is_here;
+        }
         self.costs.took(&took.checkpoint, took.restored, elapsed)
     }
 }

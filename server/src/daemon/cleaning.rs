@@ -22,7 +22,7 @@ impl Cleaning {
                 .name("cleaning".to_owned())
                 .spawn(move || clean(&store, interval, &stopped));
             spawned
-                .inspect_err(|error| tracing::error!(%error, "no thread for cleaning"))
+                .inspect_err(|error| tracing::error!(event = "cleaning-thread-failed", %error, "no thread for cleaning"))
                 .ok()
         });
         Self { stopped, thread }
@@ -34,7 +34,7 @@ impl Cleaning {
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             if thread.join().is_err() {
-                tracing::error!("cleaning failed");
+                tracing::error!(event = "cleaning-panicked", "cleaning failed");
             }
         }
     }
@@ -58,7 +58,7 @@ fn clean(store: &Weak<Store>, interval: Duration, stopped: &AtomicBool) {
         };
         if let Err(error) = cleaned {
             let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, "region not cleaned");
+            tracing::warn!(event = "cleaning-failed", error, "region not cleaned");
         }
     }
 }

@@ -6,10 +6,8 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use permafrost_cluster::rebuild::keep_numbers;
 use permafrost_cluster::repair::Standing;
-use permafrost_cluster::{
-    Acquaintance, ClusterNodes, DataMark, EtcdRegistry, KnownData, MemberState,
-};
-use permafrost_clustered::{JobLock, Registered, Registry};
+use permafrost_cluster::{ClusterNodes, EtcdRegistry, MemberState};
+use permafrost_clustered::{Acquaintance, DataMark, JobLock, KnownData, Registered, Registry};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_store::{Store, StoreError};
 
@@ -132,10 +130,13 @@ impl Standing for Listing {
         }
         match self.known.accept(&mark) {
             Ok(()) => tracing::info!(
+                event = "registry-data-accepted",
                 cluster = mark.id,
                 "everything here is listed in the registry's data"
             ),
-            Err(error) => tracing::error!(%error, "not remembered which data the registry has"),
+            Err(error) => {
+                tracing::error!(event = "registry-data-not-remembered", %error, "not remembered which data the registry has")
+            }
         }
     }
 }

@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 
 use permafrost_agent::remote;
 use permafrost_audit::Audit;
-use permafrost_cluster::elsewhere::Peers;
 use permafrost_cluster::repair::{
-    ClusterView, Leading, Puller, RepairProgress, Sweep, SweepTiming, Throttle, Timing, Worker,
+    ClusterView, Leading, Puller, RepairBoard, RepairLimits, RepairProgress, Sweep, SweepTiming,
+    Throttle, Timing, Worker,
 };
 use permafrost_cluster::replication::{FanOut, FanOutStats};
 use permafrost_cluster::scrub::{MendByPull, ScrubOptions, ScrubQueue, Scrubber};
 use permafrost_cluster::{
-    Cluster, ClusterNodes, EtcdRegistry, KnownData, NodeFacts, Operate, PeerInventories,
+    Cluster, ClusterNodes, EtcdRegistry, NodeFacts, Operate, PeerInventories,
 };
-use permafrost_clustered::{ClusterServices, ClusteredStore, Registry as _};
+use permafrost_clustered::{ClusterServices, ClusteredStore, KnownData, Registry as _};
+use permafrost_holders::PeerHolders;
 use permafrost_identity::ReloadingIdentity;
 use permafrost_metering::costs::{Costs, Links, Publication};
 use permafrost_metering::queues::{Others, Queues, Reservations};
@@ -36,8 +37,8 @@ use super::retaining::Decides;
 use super::{StartError, source};
 use crate::config::ClusterOptions;
 use crate::denials::DenialLists;
-use crate::metrics::{ClusterNumbers, Metrics, ReplicationNumbers};
 use crate::peers::Copying;
+use permafrost_metrics::{ClusterNumbers, Metrics, ReplicationNumbers};
 
 /// Time within which a node must begin its reply to a reader. The reader then tries the next holder.
 const READ_DEADLINE: Duration = Duration::from_secs(10);
@@ -74,6 +75,7 @@ pub(super) struct Member {
     puller: Arc<Puller>,
     operator: Arc<dyn Operate>,
     progress: Arc<RepairProgress>,
+    board: RepairBoard,
     copies: Arc<FanOutStats>,
     links: Arc<FanOut>,
     telling: JoinHandle<()>,
@@ -152,7 +154,7 @@ impl Member {
         let copy_stats = fan_out.stats();
         let fan_out = Arc::new(fan_out);
         let view = nodes.clone();
-        let peers = Peers::new(
+        let peers = PeerHolders::new(
             reads.clone(),
             move || view.live(),
             &name,
@@ -211,6 +213,7 @@ impl Member {
             },
             Arc::clone(&progress),
         );
+        let board = leading.board();
         let listing = Arc::new(Listing::new(
             cluster.registry(),
             KnownData::new(data_dir),
@@ -224,7 +227,7 @@ impl Member {
         let first = Arc::clone(&listing);
         let looked = tokio::task::spawn_blocking(move || first.list("")).await;
         if let Ok(Err(error)) = looked {
-            tracing::warn!(%error, "the registry was not looked through");
+            tracing::warn!(event = "registry-not-read", %error, "the registry was not looked through");
         }
         let sweep = Sweep::new(
             Arc::clone(&clustered),
@@ -258,6 +261,7 @@ impl Member {
             puller,
             operator: Arc::new(operator),
             progress,
+            board,
             copies: copy_stats,
             links: fan_out,
             telling,
@@ -323,6 +327,7 @@ impl Member {
                     let taken = tokio::task::spawn_blocking(move || denials.hear(&list)).await;
                     if taken.is_err() {
                         tracing::error!(
+                            event = "denials-task-failed",
                             "taking in the cluster's list of denied certificates failed"
                         );
                     }
@@ -389,6 +394,15 @@ impl Member {
         source::Others {
             nodes: self.cluster.nodes(),
             fence: self.cluster.fence(),
+            copying: source::Copying {
+                puller: Arc::clone(&self.puller),
+                progress: Arc::clone(&self.progress),
+                board: self.board.clone(),
+                leads: {
+                    let leader = self.cluster.leader();
+                    Box::new(move || leader.is_mine())
+                },
+            },
         }
     }
 
@@ -397,6 +411,7 @@ impl Member {
         let (copies, cluster) = (Arc::clone(&self.copies), Arc::clone(&self.cluster));
         metrics
             .repair(Arc::clone(&self.progress))
+            .registry(self.cluster.registry_counters())
             .replication(move || ReplicationNumbers {
                 copies_failed: copies.failed.load(Ordering::Relaxed),
                 copies_replaced: copies.replaced.load(Ordering::Relaxed),
@@ -405,6 +420,7 @@ impl Member {
                 leader: cluster.leader().is_mine(),
                 fenced: cluster.fence().check().is_err(),
                 nodes_live: cluster.nodes().live().nodes.len() as u64,
+                nodes_down: cluster.nodes().live().down() as u64,
             })
     }
 
@@ -443,6 +459,11 @@ impl Member {
         }
     }
 
+    /// Replaces the limits of the repair rate.
+    pub(super) fn limit_repair(&self, limits: RepairLimits) {
+        self.throttle.set_limits(limits);
+    }
+
     /// Leaves the cluster: the other nodes notice at once, and this node's locks are released.
     pub(super) async fn leave(self) {
         self.throttle.stop();
@@ -454,7 +475,10 @@ impl Member {
         let workers = self.workers;
         let ended = tokio::task::spawn_blocking(move || drop(workers)).await;
         if ended.is_err() {
-            tracing::error!("what works in the background did not end");
+            tracing::error!(
+                event = "cluster-task-not-ended",
+                "what works in the background did not end"
+            );
         }
         self.cluster.leave().await;
         for network in &self.networks {
@@ -472,11 +496,7 @@ impl Others for OtherNodes {
         node: &str,
         body: control::request::Body,
     ) -> Result<control::reply::Body, control::Error> {
-        let request = control::Request {
-            version: control::VERSION,
-            body: Some(body),
-        };
-        let body = message::request::Body::Control(request);
+        let body = message::request::Body::Control(control::Request::new(body));
         let answer = self.0.call(node, body, Instant::now() + ASK_DEADLINE);
         match answer.map_err(|error| {
             remote::refusal(&error, "`permafrost node ls` tells which nodes are there")

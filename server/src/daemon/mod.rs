@@ -1,7 +1,9 @@
 //! `permafrostd`: opens the region and the catalog, listens, and stops cleanly.
 
+mod activity;
 mod answers;
 mod backend;
+mod checking;
 mod cleaning;
 mod listing;
 mod member;
@@ -22,7 +24,7 @@ use permafrost_audit::Audit;
 use permafrost_cluster::scrub::{ScrubOptions, ScrubQueue, Scrubber, Scrubbing};
 use permafrost_clustered::ClusteredStore;
 use permafrost_http_api::serve;
-use permafrost_identity::{CriuTls, ReloadingIdentity};
+use permafrost_identity::{CriuTls, IdentityError, ReloadingIdentity};
 use permafrost_metering::costs::{Costs, Probing};
 use permafrost_metering::queues::{Queues, Reservations};
 use permafrost_pmem::heap;
@@ -40,9 +42,10 @@ use self::startup::MeasuredStore;
 use crate::agents::Agents;
 use crate::config::Config;
 use crate::denials::{DENIED_FILE, DenialLists};
-use crate::metrics::{self, CertificateNumbers, Metrics};
 use crate::peers::NodeHandler;
+use permafrost_metrics::{CertificateNumbers, Metrics};
 
+pub use checking::check;
 pub use policies::SignedPolicies;
 pub use source::node_entry;
 pub use startup::StartError;
@@ -74,9 +77,10 @@ pub struct Daemon {
     member: Option<Member>,
     scrubbing: Scrubbing,
     probing: Option<Probing>,
-    metrics: Option<metrics::MetricsServer>,
+    metrics: Option<permafrost_metrics::MetricsServer>,
     answers: Answers,
     audit: Arc<Audit>,
+    identity: Option<Arc<ReloadingIdentity>>,
 }
 
 impl Daemon {
@@ -161,6 +165,9 @@ impl Daemon {
                     .queues(&queues)
                     .retention(&store)
                     .audit(&audit);
+                if let Some(counter) = answers.page_requests() {
+                    all = all.page(counter);
+                }
                 if let Some(identity) = identity.clone() {
                     all = all.certificate(move || CertificateNumbers {
                         expires_s: identity.expires_in().as_secs(),
@@ -175,6 +182,7 @@ impl Daemon {
             .start()
             .map_err(StoreError::io("start the scrub"))?;
         let probing = startup::probe(config.probe_period, local, costs, member.as_ref())?;
+        let own_identity = identity.clone();
         let host = bound.serve(Arc::new(Local {
             store: Arc::clone(&store),
             scrubber,
@@ -195,9 +203,12 @@ impl Daemon {
                 .map_or_else(Vec::new, |options| options.registry.members.clone()),
             addresses: [
                 peers.as_ref().and_then(|peers| peers.local_address().ok()),
-                numbers.as_ref().map(metrics::MetricsServer::address),
+                numbers
+                    .as_ref()
+                    .map(permafrost_metrics::MetricsServer::address),
             ]
             .map(|address| address.map_or_else(String::new, |address| address.to_string())),
+            files: startup::files(&config),
         }));
         let expiry = tokio::spawn(expire(Arc::clone(&store), config.retention));
         let watching = tokio::spawn(watch_medium(Arc::clone(local)));
@@ -225,6 +236,7 @@ impl Daemon {
             metrics: numbers,
             answers,
             audit,
+            identity: own_identity,
         })
     }
 
@@ -273,6 +285,37 @@ impl Daemon {
         }
     }
 
+    /// Applies the limits of a configuration to the running daemon: queues, API, cooling, repair. Everything else in it
+    /// is ignored.
+    pub fn apply_limits(&self, config: &Config) {
+        let queues = &config.queues;
+        self.queues
+            .limit(queues.dumps_at_once, queues.restores_at_once);
+        self.answers.set_rate(config.api.rate_per_s);
+        self.store.set_cooling(config.cooling);
+        if let (Some(member), Some(options)) = (&self.member, &config.cluster) {
+            member.limit_repair(options.repair);
+        }
+    }
+
+    /// Returns true if this node is one of a cluster.
+    #[must_use]
+    pub fn is_in_cluster(&self) -> bool {
+        self.member.is_some()
+    }
+
+    /// Reads the certificates of the node and its list of denied ones again, if they have changed. They are read again
+    /// by themselves, too, within [`permafrost_identity::RELOAD_INTERVAL`].
+    ///
+    /// # Errors
+    /// They cannot be used; those before stay in use.
+    pub fn reload_identity(&self) -> Result<bool, IdentityError> {
+        match &self.identity {
+            Some(identity) => identity.reload(),
+            None => Ok(false),
+        }
+    }
+
     /// Returns the audit log.
     #[must_use]
     pub fn audit(&self) -> &Audit {
@@ -290,7 +333,7 @@ impl Daemon {
         self.watching.abort();
         self.cleaning.end();
         self.retaining.stop();
-        // Who waits has begun nothing.
+        // Who waits has begun nothing but lazy restores, which end with the daemon.
         self.queues.stop();
         self.answers.stop().await;
         drop(self.peers);
@@ -300,14 +343,20 @@ impl Daemon {
         let background = (self.scrubbing, self.probing, self.retaining);
         let ended = tokio::task::spawn_blocking(move || drop(background)).await;
         if ended.is_err() {
-            tracing::error!("the scrub, the probes or retention did not end");
+            tracing::error!(
+                event = "background-task-not-ended",
+                "the scrub, the probes or retention did not end"
+            );
         }
         if let Some(member) = self.member {
             member.leave().await;
         }
         drop(self.keeping.end);
         if self.keeping.task.await.is_err() {
-            tracing::error!("figures were not written down");
+            tracing::error!(
+                event = "figures-not-written-at-stop",
+                "figures were not written down"
+            );
         }
         self.store.close()
     }
@@ -456,16 +505,18 @@ async fn serve_metrics(
     all: Metrics,
     store: &Arc<Store>,
     member: Option<&Member>,
-) -> Result<metrics::MetricsServer, StartError> {
+) -> Result<permafrost_metrics::MetricsServer, StartError> {
     let watched = Arc::clone(store);
     let writable = move || watched.check_writable().map_err(|error| error.to_string());
     let served = match member {
         Some(member) => {
             let ready = member.readiness(store);
             let both = move || writable().and_then(|()| ready());
-            metrics::serve(listen, member.metrics(all), both).await
+            permafrost_metrics::serve(listen, member.metrics(all), both).await
         }
-        None => metrics::serve(listen, all, move || writable().map(|()| Vec::new())).await,
+        None => {
+            permafrost_metrics::serve(listen, all, move || writable().map(|()| Vec::new())).await
+        }
     };
     Ok(served?)
 }
@@ -479,11 +530,11 @@ async fn watch_medium(store: Arc<Store>) {
         let region = store.region();
         if let Some(failure) = region.failure().filter(|_| !has_failed) {
             has_failed = true;
-            tracing::error!(%failure, path = %store.place().path.display(), "the region takes no writes any more: dumps and copies are refused, what is stored can still be read; replace the medium and restart permafrostd");
+            tracing::error!(event = "region-failed", %failure, path = %store.place().path.display(), "the region takes no writes any more: dumps and copies are refused, what is stored can still be read; replace the medium and restart permafrostd");
         }
         let now = region.lost_pages();
         if now > lost {
-            tracing::error!(pages = now, path = %store.place().path.display(), "the medium cannot give or take pages of the region; `permafrost scrub` names what is damaged");
+            tracing::error!(event = "region-lost-pages", pages = now, path = %store.place().path.display(), "the medium cannot give or take pages of the region; `permafrost scrub` names what is damaged");
         }
         lost = now;
     }
@@ -507,7 +558,7 @@ async fn expire(store: Arc<ClusteredStore>, retention: Retention) {
             }
         });
         if expired.await.is_err() {
-            tracing::error!("expiry failed");
+            tracing::error!(event = "expiry-panicked", "expiry failed");
         }
     }
 }
@@ -538,7 +589,7 @@ async fn keep_figures(costs: Arc<Costs>, mut ended: oneshot::Receiver<()>) {
             .await
             .is_err()
         {
-            tracing::error!("writing down figures failed");
+            tracing::error!(event = "figures-panicked", "writing down figures failed");
         }
     }
 }
@@ -546,6 +597,10 @@ async fn keep_figures(costs: Arc<Costs>, mut ended: oneshot::Receiver<()>) {
 fn save_figures(costs: &Costs) {
     if let Err(error) = costs.save() {
         let error = in_full(&error);
-        tracing::warn!(error, "what was measured is lost when the daemon ends");
+        tracing::warn!(
+            event = "figures-not-written",
+            error,
+            "what was measured is lost when the daemon ends"
+        );
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use permafrost_cluster::{NodeClass, NodeFacts, Tier};
 use permafrost_pmem::MediumKind;
+use permafrost_protocol::versions::{self, RELEASE};
 use permafrost_store::{Store, StoreError};
 
 use crate::config::ClusterOptions;
@@ -59,7 +60,7 @@ pub(super) fn facts(
     };
     if facts.volatile && !facts.counts() && facts.class == NodeClass::Reserved {
         tracing::warn!(
-            region = %store.place().path.display(),
+            event = "region-volatile", region = %store.place().path.display(),
             "the region's medium does not outlast a power failure, so copies on this node do not count towards quorum and all: use another medium, or say --count-volatile-copies"
         );
     }
@@ -74,7 +75,8 @@ fn of_region(store: &Store) -> NodeFacts {
         region: region.uuid,
         volatile: region.volatile,
         region_file: file_of(&store.place().path),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: RELEASE.to_owned(),
+        speaks: Some(versions::own().clone()),
         ..NodeFacts::default()
     }
 }

@@ -35,7 +35,7 @@ impl Retaining {
         let thread = std::thread::Builder::new()
             .name("retention".to_owned())
             .spawn(move || run(&weak, interval, &decides, &ends))
-            .inspect_err(|error| tracing::error!(%error, "no thread for retention"))
+            .inspect_err(|error| tracing::error!(event = "retention-thread-failed", %error, "no thread for retention"))
             .ok();
         Self { stopped, thread }
     }
@@ -57,7 +57,7 @@ impl Drop for Retaining {
             .take()
             .is_some_and(|thread| thread.join().is_err())
         {
-            tracing::error!("retention failed");
+            tracing::error!(event = "retention-panicked", "retention failed");
         }
     }
 }
@@ -96,7 +96,11 @@ fn run(
             .map_err(|error| error as &dyn std::error::Error)
             && !is_failing
         {
-            tracing::warn!(error, "retention not applied");
+            tracing::warn!(
+                event = "retention-not-applied",
+                error,
+                "retention not applied"
+            );
         }
         is_failing = done.is_err();
     }

@@ -12,16 +12,18 @@ use permafrost_api_types::figure::{Figure, Known};
 use permafrost_api_types::figures::{StartFigures, StartRate, StartTime};
 use permafrost_api_types::nodes as api;
 use permafrost_api_types::reserve::{Direction, Reservation, ReserveRequest};
+use permafrost_cluster::repair::{Puller, RepairBoard, RepairProgress};
 use permafrost_cluster::{ClusterNodes, Fence, LiveNode, MemberState, NodeFacts};
 use permafrost_clustered::ClusteredStore;
 use permafrost_http_api::caller::Caller;
-use permafrost_http_api::source::{NodeEntry, QueueLength, Refusal, Source};
+use permafrost_http_api::source::{Activity, NodeEntry, QueueLength, Refusal, Source};
 use permafrost_metering::QueueReport;
 use permafrost_metering::costs::{
     self, Believed, Costs, InstallError, Reports, StartSample, StartWhat,
 };
 use permafrost_metering::queues::{Owner, Queues, Reservations};
-use permafrost_protocol::control::{Checkpoint, ErrorCode, Reserved, request};
+use permafrost_protocol::control::{Checkpoint, CheckpointContents, ErrorCode, Reserved, request};
+use permafrost_protocol::versions::{Interface, SpokenVersions};
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::figure::Missing;
 use permafrost_scheduling::quantity::Seconds;
@@ -30,6 +32,7 @@ use permafrost_store::StoreError;
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
+use super::activity;
 use super::member::Member;
 use super::own;
 
@@ -46,12 +49,22 @@ const SAMPLES_OF_A_MEDIAN: usize = 3;
 pub(super) struct Others {
     pub(super) nodes: ClusterNodes,
     pub(super) fence: Arc<Fence>,
+    pub(super) copying: Copying,
+}
+
+/// Copies and repair in progress.
+pub(super) struct Copying {
+    pub(super) puller: Arc<Puller>,
+    pub(super) progress: Arc<RepairProgress>,
+    pub(super) board: RepairBoard,
+    pub(super) leads: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
 /// Source of the data that the HTTP API serves.
 pub(super) struct OfDaemon {
     store: Arc<ClusteredStore>,
     costs: Arc<Costs>,
+    queues: Arc<Queues>,
     reservations: Arc<Reservations>,
     /// Facts of this node, used where the registry does not list it.
     own: NodeFacts,
@@ -82,13 +95,14 @@ pub(super) fn of(
         Some(member) => (member.facts(), Some(member.others())),
         None => (own::alone(store.local()), None),
     };
-    OfDaemon::new(store, costs, reservations, own, others)
+    OfDaemon::new(store, costs, queues, reservations, own, others)
 }
 
 impl OfDaemon {
     fn new(
         store: &Arc<ClusteredStore>,
         costs: &Arc<Costs>,
+        queues: &Arc<Queues>,
         reservations: &Arc<Reservations>,
         own: NodeFacts,
         others: Option<Others>,
@@ -98,6 +112,7 @@ impl OfDaemon {
         Self {
             store: Arc::clone(store),
             costs: Arc::clone(costs),
+            queues: Arc::clone(queues),
             reservations: Arc::clone(reservations),
             own,
             others,
@@ -157,6 +172,7 @@ impl OfDaemon {
             state: state_of(member.state),
             live: false,
             age: seen.get(&member.name).map(Instant::elapsed),
+            speaks: member.speaks.as_ref().map_or_else(Vec::new, interfaces),
             ..NodeEntry::unknown(&member.name)
         }));
         let names: Vec<&str> = live.into_keys().collect();
@@ -190,6 +206,17 @@ impl Source for OfDaemon {
 
     fn checkpoints(&self) -> Result<Vec<Checkpoint>, StoreError> {
         self.store.list(None)
+    }
+
+    fn activity(&self) -> Activity {
+        let copying = self.others.as_ref().map(|others| &others.copying);
+        Activity {
+            told: activity::of(&self.own.name, &self.queues, &self.costs, copying),
+        }
+    }
+
+    fn contents(&self, of: &request::Describe) -> Result<CheckpointContents, Refusal> {
+        Ok(self.store.contents(of)?)
     }
 
     fn predict(
@@ -359,6 +386,7 @@ pub fn node_entry(
         figures,
         tiers,
         links,
+        swap,
         write_queue,
         read_queue,
         emulated,
@@ -378,6 +406,7 @@ pub fn node_entry(
         rack: facts.domain.rack.clone(),
         host: facts.domain.host.clone(),
         version: facts.version.clone(),
+        speaks: facts.speaks.as_ref().map_or_else(Vec::new, interfaces),
         tier: facts.tier.word().to_owned(),
         emulated,
         capacity_bytes: facts.capacity_bytes,
@@ -389,9 +418,22 @@ pub fn node_entry(
         read_queue: length(read_queue),
         tiers,
         links,
+        swap,
         doubts,
         ..NodeEntry::unknown(&facts.name)
     }
+}
+
+fn interfaces(speaks: &SpokenVersions) -> Vec<api::InterfaceVersions> {
+    let versions = Interface::ALL.map(|interface| {
+        let range = speaks.of(interface);
+        api::InterfaceVersions {
+            interface: interface.word().to_owned(),
+            oldest: range.oldest,
+            newest: range.newest,
+        }
+    });
+    versions.into()
 }
 
 const fn length(queue: QueueReport) -> QueueLength {

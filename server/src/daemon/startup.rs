@@ -9,13 +9,13 @@ use permafrost_agent::host::HostError;
 use permafrost_catalog::{Catalog, CatalogError, Opened, Positioned, SledCatalog};
 use permafrost_http_api::serve::ApiServeError;
 use permafrost_identity::IdentityError;
-use permafrost_keys::{KeyStore, KeysError};
+use permafrost_keys::{KeyStore, KeysError, Wrapper};
 use permafrost_metering::costs::{Costs, CostsConfig, Learning, Prober, Probing};
 use permafrost_pmem::{
     FormatError, FormatOptions, Guarantee, MediumError, OpenError, OpenOptions, RecoverOptions,
     RecoveryReport, Region, RegionMember, RegionSummary, emulate, open_medium,
 };
-use permafrost_protocol::control::{Checkpoint, ReportedError};
+use permafrost_protocol::control::{Checkpoint, DaemonFile, ReportedError};
 use permafrost_quotas::Quotas;
 use permafrost_quotas::private_file::PrivateFileError;
 use permafrost_sharing::SharedPages;
@@ -25,7 +25,7 @@ use permafrost_transport::peer::PeerError;
 use super::member::Member;
 use crate::config::Config;
 use crate::members;
-use crate::metrics::MetricsListenError;
+use permafrost_metrics::MetricsListenError;
 
 /// Size of a new region where none is given, bytes.
 const DEFAULT_REGION_BYTES: u64 = 4 << 30;
@@ -220,7 +220,7 @@ pub(super) fn open_store(config: &Config) -> Result<MeasuredStore, StartError> {
         Opened::Existing => "opened".to_owned(),
         Opened::Created => "built: there was none".to_owned(),
         Opened::Replaced { aside, reason } => {
-            tracing::warn!(%reason, aside = %aside.display(), "catalog put aside and rebuilt from the region");
+            tracing::warn!(event = "catalog-rebuilt", %reason, aside = %aside.display(), "catalog put aside and rebuilt from the region");
             format!(
                 "rebuilt: {reason} (the unusable one is {})",
                 aside.display()
@@ -315,11 +315,15 @@ fn accept_loss(
     let path = path.to_owned();
     match lost.len() {
         0 => {
-            tracing::error!(path = %path.display(), "the region {is}: what was removed or unpinned since may be back")
+            tracing::error!(event = "region-older-than-catalog", path = %path.display(), "the region {is}: what was removed or unpinned since may be back")
         }
         _ if config.accept_loss => {
             for name in lost {
-                tracing::error!(checkpoint = name, "lost: the region {is}");
+                tracing::error!(
+                    event = "checkpoint-lost",
+                    checkpoint = name,
+                    "lost: the region {is}"
+                );
             }
         }
         _ => return Err(StartError::Lost { path, is, lost }),
@@ -357,19 +361,52 @@ fn in_short(names: &[String]) -> String {
 
 /// Logs the damage in a region that was opened.
 fn report(region: &Region, report: &RecoveryReport) {
-    tracing::info!(?report, "region open");
+    tracing::info!(event = "region-opened", ?report, "region open");
     for damaged in region.damaged() {
         let (id, reason) = (damaged.id, &damaged.reason);
-        tracing::error!(%id, %reason, "a checkpoint cannot be read; free segments that may be its are kept until it is removed");
+        tracing::error!(event = "checkpoint-unreadable", %id, %reason, "a checkpoint cannot be read; free segments that may be its are kept until it is removed");
     }
     if let Some(damage) = region.journal_damage() {
         for fault in damage.faults.iter().take(64) {
-            tracing::error!(%fault, "the region's journal is damaged");
+            tracing::error!(event = "region-journal-damaged", %fault, "the region's journal is damaged");
         }
         for id in &damage.checkpoints_lost {
-            tracing::error!(%id, "a checkpoint is lost: the record of its seal cannot be read");
+            tracing::error!(event = "checkpoint-record-lost", %id, "a checkpoint is lost: the record of its seal cannot be read");
         }
     }
+}
+
+/// Returns the files and directories that the daemon uses.
+pub(super) fn files(config: &Config) -> Vec<DaemonFile> {
+    let key = match &config.key {
+        Some(Wrapper::File(path)) => Some(path.clone()),
+        _ => None,
+    };
+    let registry = config.cluster.as_ref().map(|cluster| &cluster.registry);
+    let shown = registry.and_then(|registry| registry.tls.as_ref()?.identity.as_ref());
+    [
+        ("data", Some(config.data_dir.clone())),
+        ("run", Some(config.run_dir.clone())),
+        ("identity", config.identity.clone()),
+        ("tokens", config.api.tokens.clone()),
+        ("key", key),
+        ("quotas", config.quotas.clone()),
+        ("audit", config.audit.path(&config.data_dir)),
+        (
+            "registry-user",
+            registry.and_then(|registry| registry.user_file.clone()),
+        ),
+        ("registry-key", shown.map(|(_, key)| key.clone())),
+    ]
+    .into_iter()
+    .filter_map(|(purpose, path)| {
+        let path = std::path::absolute(path?).ok()?;
+        Some(DaemonFile {
+            purpose: purpose.to_owned(),
+            path: path.to_string_lossy().into_owned(),
+        })
+    })
+    .collect()
 }
 
 /// Starts the probes that renew old figures while the node is idle.
@@ -405,7 +442,7 @@ fn open_region(
         && found.len() != asked
     {
         let has = found.len();
-        tracing::warn!(path = %path.display(), has, asked, "--region-size is ignored: the region is there; `permafrost region grow` lets it grow");
+        tracing::warn!(event = "region-size-ignored", path = %path.display(), has, asked, "--region-size is ignored: the region is there; `permafrost region grow` lets it grow");
     }
     let size_bytes = config
         .region_size_bytes
@@ -432,7 +469,7 @@ fn open_region(
         None => medium,
     };
     let guarantee = medium.guarantee().clone();
-    tracing::info!(path = %path.display(), %guarantee, "region mapped");
+    tracing::info!(event = "region-mapped", path = %path.display(), %guarantee, "region mapped");
     let region_error = |source| StartError::Region {
         path: path.to_owned(),
         source,
@@ -461,7 +498,7 @@ fn open_region(
     for medium in region.media() {
         if let Some(problem) = medium.problem {
             let (number, uuid) = (medium.number, medium.uuid);
-            tracing::error!(number, %uuid, path = %medium.path.display(), problem, "a file of the region is missing: what is on it cannot be read");
+            tracing::error!(event = "region-medium-missing", number, %uuid, path = %medium.path.display(), problem, "a file of the region is missing: what is on it cannot be read");
         }
     }
     Ok((region, guarantee))

@@ -16,6 +16,7 @@ pub(crate) enum DeniedError {
         /// Right that the certificate lacks.
         right: Right,
     },
+    /// Cure: `permafrost verify` tells whether its manifest is damaged.
     #[error("the checkpoint is of no job: {source}")]
     NoJob {
         #[from]

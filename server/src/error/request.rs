@@ -9,20 +9,26 @@ use permafrost_transport::peer::PeerError;
 pub(crate) enum RequestError {
     #[error("a request that asks for nothing this node knows")]
     Unknown,
-    #[error("another version of the control protocol than this node's")]
-    OtherVersion,
     #[error("a request that needs a descriptor, by QUIC")]
     NeedsDescriptor,
     #[error("an agent's dumps are measured as the node sees them")]
     MeasuredHere,
     #[error("the files of a region are changed on its node only")]
     OnTheNode,
+    /// Cure: use the same version of Permafrost everywhere; if it is, it is a defect: `permafrost report` collects
+    /// what a report needs.
     #[error("a session has 16 bytes")]
     SessionLength,
+    /// Cure: use the same version of Permafrost everywhere; if it is, it is a defect: `permafrost report` collects
+    /// what a report needs.
     #[error("pages for a session that is parked")]
     PagesForParked,
+    /// Cure: use the same version of Permafrost everywhere; if it is, it is a defect: `permafrost report` collects
+    /// what a report needs.
     #[error("a commit of another session")]
     OtherSession,
+    /// Cure: use the same version of Permafrost everywhere; if it is, it is a defect: `permafrost report` collects
+    /// what a report needs.
     #[error("a frame that is none of an image")]
     NoImageFrame,
     #[error(
@@ -33,6 +39,7 @@ pub(crate) enum RequestError {
     SpoolFull,
     #[error("{role} {peer} has several namespaces, and the reservation names none")]
     NoNamespace { role: Role, peer: String },
+    /// Cure: ask a storage node.
     #[error("this node keeps no queues")]
     NoQueues,
     #[error("node {node} is starting")]
@@ -60,7 +67,6 @@ impl ReportedError for RequestError {
     fn code(&self) -> ErrorCode {
         match self {
             Self::Unknown
-            | Self::OtherVersion
             | Self::NeedsDescriptor
             | Self::MeasuredHere
             | Self::OnTheNode
@@ -80,7 +86,7 @@ impl ReportedError for RequestError {
 
     fn hint(&self) -> &str {
         match self {
-            Self::Unknown | Self::OtherVersion | Self::NeedsDescriptor | Self::MeasuredHere => {
+            Self::Unknown | Self::NeedsDescriptor | Self::MeasuredHere => {
                 "use the same version of Permafrost everywhere"
             }
             Self::OnTheNode => "run `permafrost region` on the storage node",

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use permafrost_audit::{Audit, AuditedRequest, Who, name_of};
 use permafrost_cluster::held;
-use permafrost_cluster::repair::{Puller, Throttle};
+use permafrost_cluster::repair::{Puller, Throttle, ThrottledSink};
 use permafrost_clustered::ClusteredStore;
 use permafrost_identity::{Action, Peer, Role};
 use permafrost_protocol::access::Access;
@@ -40,6 +40,7 @@ impl Serving {
     fn done(&self) -> reply::Body {
         reply::Body::Done(Done {
             free_bytes: self.store().local().region_status().free_bytes,
+            unix_ms: permafrost_store::clock::unix_ms(),
         })
     }
 }
@@ -189,7 +190,7 @@ impl NodeHandler {
         let serving = self.serving()?;
         match &serving.copying {
             Some(copying) if request.background && peer.may(Action::Replicate) => {
-                let mut slow = copying.throttle.sink(frames);
+                let mut slow = ThrottledSink::new(&copying.throttle, frames);
                 serve_fetch(serving.store(), peer, request, &mut slow)
             }
             _ => serve_fetch(serving.store(), peer, request, frames),
@@ -224,7 +225,11 @@ impl NodeHandler {
 fn roll_back(store: &ClusteredStore, checkpoint: &str) -> Result<(), StoreError> {
     let withdrawn = store.may_go(checkpoint)?;
     if store.local().roll_back(checkpoint, withdrawn)? {
-        tracing::info!(checkpoint, "dropped: not listed");
+        tracing::info!(
+            event = "unlisted-copy-dropped",
+            checkpoint,
+            "dropped: not listed"
+        );
     }
     Ok(())
 }
@@ -286,7 +291,12 @@ impl Handler for NodeHandler {
     fn call(&self, peer: &Peer, body: request::Body) -> reply::Body {
         let event = AuditedRequest::of_peer(&body);
         let answered = self.answer(peer, body).unwrap_or_else(|error| {
-            tracing::info!(peer = peer.name(), error = error.message, "request refused");
+            tracing::info!(
+                event = "peer-request-refused",
+                peer = peer.name(),
+                error = error.message,
+                "request refused"
+            );
             reply::Body::Error(error)
         });
         self.record(peer, event, &answered);

@@ -301,6 +301,7 @@ impl Store {
             Ok(0) => {}
             // One copy of the root is enough. Without the other, the next start would quarantine the checkpoint.
             Ok(copies) => tracing::error!(
+                event = "damage-in-root-copies",
                 checkpoint = name,
                 copies,
                 "copies of its root are damaged, and the others intact"

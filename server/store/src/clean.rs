@@ -113,14 +113,22 @@ impl Store {
         let drained = self.drain_some(stopped).unwrap_or_else(|error| {
             // Cleaning may make the room that it lacks.
             let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, "segments not moved away from a drained medium");
+            tracing::warn!(
+                event = "drain-failed",
+                error,
+                "segments not moved away from a drained medium"
+            );
             false
         });
         let mut last = self.cleaning.lock();
         let cooled = self.cool_some(&mut last, stopped).unwrap_or_else(|error| {
             // A tier that is away must not keep the others from being cleaned.
             let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, "segments not moved between tiers");
+            tracing::warn!(
+                event = "tiering-failed",
+                error,
+                "segments not moved between tiers"
+            );
             false
         });
         let cleaned = self.clean_some(&mut last, stopped);
@@ -172,7 +180,7 @@ impl Store {
         self.cleaning
             .used_then
             .store(used(&self.region), Ordering::Relaxed);
-        tracing::info!(freed, written, "region cleaned");
+        tracing::info!(event = "region-cleaned", freed, written, "region cleaned");
         Ok(freed > 0)
     }
 

@@ -41,7 +41,7 @@ const LEAST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Rules of cooling, and the uses of checkpoints that it decides by.
 pub(super) struct CoolingState {
-    rules: CoolingRules,
+    rules: Mutex<CoolingRules>,
     /// Restores of checkpoints since the store was opened, by id.
     restores: Mutex<Restores>,
     /// Time at which the store was opened: what is not in the catalog counts as used then.
@@ -77,6 +77,7 @@ struct SegmentUse {
 }
 
 /// Slots, and where they are to go.
+#[derive(Default)]
 struct Planned {
     slots: Vec<OccupiedSlot>,
     moves: Vec<Move>,
@@ -87,7 +88,7 @@ struct Planned {
 impl CoolingState {
     pub(super) fn new(rules: CoolingRules) -> Self {
         Self {
-            rules,
+            rules: Mutex::new(rules),
             restores: Mutex::default(),
             opened: Instant::now(),
             held: Arc::default(),
@@ -109,6 +110,11 @@ impl CoolingState {
 }
 
 impl Store {
+    /// Replaces the rules by which segments move to slower tiers; they hold from the next decision on.
+    pub fn set_cooling(&self, rules: CoolingRules) {
+        *self.cooling.rules.lock() = rules;
+    }
+
     /// Moves segments to slower tiers by the rules, or those of one checkpoint to the next slower tier.
     ///
     /// # Errors
@@ -167,7 +173,7 @@ impl Store {
         }
         let began = Instant::now();
         let mut planned = vec![self.plan_cooling()?];
-        let within = self.cooling.rules.above_percent;
+        let within = self.cooling.rules.lock().above_percent;
         let often = self.cooling.restores.lock().take_often();
         for id in often {
             // Removed since, or damaged.
@@ -202,7 +208,11 @@ impl Store {
         })?;
         drop(survey);
         if moved > 0 {
-            tracing::info!(moved, "segments moved between tiers");
+            tracing::info!(
+                event = "tiering-done",
+                moved,
+                "segments moved between tiers"
+            );
         }
         Ok(moved > 0)
     }
@@ -217,17 +227,17 @@ impl Store {
         let list = next.is_none_or(|next| next <= now);
         let swept = self.region.sweep_cold(list, stopped);
         if list {
-            let pause = if swept.is_ok() {
-                LIST_EVERY
-            } else {
-                LIST_AGAIN
-            };
+            let pause = swept.as_ref().map_or(LIST_AGAIN, |_| LIST_EVERY);
             *self.cooling.next_list.lock() = now.checked_add(pause);
         }
         if let Err(error) = swept {
             // Tried again at the next pass: what is left takes room only.
             let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, "objects that nothing needs not removed");
+            tracing::warn!(
+                event = "objects-not-removed",
+                error,
+                "objects that nothing needs not removed"
+            );
         }
     }
 
@@ -408,17 +418,13 @@ impl Store {
     fn plan_cooling(&self) -> Result<Planned, StoreError> {
         let tiers = self.tiers();
         if tiers.count() < 2 {
-            return Ok(Planned {
-                slots: Vec::new(),
-                moves: Vec::new(),
-                down: true,
-            });
+            return Ok(Planned::default());
         }
         let slots = self.region.occupied_slots();
         let used = self.segment_uses()?;
         let held = self.segments_held();
         let uses = slots.iter().map(|slot| slot_use(slot, &used, &held));
-        let moves = plan(&self.cooling.rules, tiers, &uses.collect::<Vec<_>>());
+        let moves = plan(&self.cooling.rules.lock(), tiers, &uses.collect::<Vec<_>>());
         Ok(Planned {
             slots,
             moves,

@@ -148,7 +148,12 @@ impl Store {
     pub(super) fn parent_by_id(&self, id: &str) -> Option<Parent> {
         let checkpoint = self.checkpoint(id).ok()?;
         if let Some(damage) = self.damage(id) {
-            tracing::warn!(id, damage, "not compared with: damaged");
+            tracing::warn!(
+                event = "parent-of-copy-damaged",
+                id,
+                damage,
+                "not compared with: damaged"
+            );
             return None;
         }
         let held = Arc::new(self.cooling.hold(id));
@@ -156,7 +161,7 @@ impl Store {
         match recalled.and_then(|()| manifest_of(&checkpoint)) {
             Ok(manifest) => Some(Parent::new(checkpoint, manifest, held)),
             Err(error) => {
-                tracing::error!(id, %error, "not compared with: damaged or away");
+                tracing::error!(event = "parent-of-copy-unreadable", id, %error, "not compared with: damaged or away");
                 None
             }
         }

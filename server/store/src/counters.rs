@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Upper bounds of [`Timings`], seconds.
-pub const BOUNDS_S: [f64; 14] = [
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+pub const BOUNDS_S: [f64; 17] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+    120.0, 300.0,
 ];
 
 /// A monotonic counter.
@@ -69,6 +70,12 @@ pub struct Counters {
     pub dumps_parked: Counter,
     /// Sessions that failed or were discarded.
     pub dumps_failed: Counter,
+    /// Sessions whose task was frozen for as long as its freeze limit, and was let go.
+    pub freeze_limits_reached: Counter,
+    /// Requests that a quota of a namespace refused.
+    pub quota_refusals: Counter,
+    /// Times from a session's opening to its checkpoint.
+    pub dumps: Timings,
     /// Bytes of pages that sessions received.
     pub received_bytes: Counter,
     /// Times from the request to seal to the checkpoint: the task is frozen meanwhile.
@@ -83,6 +90,8 @@ pub struct Counters {
     pub restores: Counter,
     /// Restores and exports that failed.
     pub restores_failed: Counter,
+    /// Times of successful restores and exports, from the request to the last byte.
+    pub restore_times: Timings,
     /// Bytes of images given to restores and exports.
     pub restored_bytes: Counter,
     /// Bytes of space that cleaning freed.
@@ -94,9 +103,10 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Counts a successful or a failed restore of so many `bytes`; returns the result unchanged.
+    /// Counts a successful or a failed restore of so many `bytes`, requested at `since`; returns the result unchanged.
     pub fn restored<T, E>(
         &self,
+        since: Instant,
         result: Result<T, E>,
         bytes: impl FnOnce(&T) -> u64,
     ) -> Result<T, E> {
@@ -104,15 +114,17 @@ impl Counters {
             Ok(restored) => {
                 self.restores.add(1);
                 self.restored_bytes.add(bytes(restored));
+                self.restore_times.record(since.elapsed());
             }
             Err(_) => self.restores_failed.add(1),
         }
         result
     }
 
-    /// Counts a seal that began at `since`.
-    pub(super) fn sealed(&self, since: Instant) {
+    /// Counts a seal that began at `since`, of a session of this age.
+    pub(super) fn sealed(&self, since: Instant, session: Duration) {
         self.dumps_sealed.add(1);
+        self.dumps.record(session);
         self.seals.record(since.elapsed());
     }
 }
@@ -124,12 +136,12 @@ mod tests {
     #[test]
     fn timings_are_sorted_into_their_buckets() {
         let timings = Timings::default();
-        for ms in [1, 2, 31_000] {
+        for ms in [1, 2, 301_000] {
             timings.record(Duration::from_millis(ms));
         }
         let counts = timings.counts();
-        assert_eq!((counts[0], counts[1], counts[14]), (1, 1, 1));
+        assert_eq!((counts[0], counts[1], counts[17]), (1, 1, 1));
         assert_eq!(counts.iter().sum::<u64>(), 3);
-        assert_eq!(timings.sum(), Duration::from_millis(31_003));
+        assert_eq!(timings.sum(), Duration::from_millis(301_003));
     }
 }

@@ -15,10 +15,10 @@ use permafrost_protocol::pageserver::SpaceId;
 use tokio::sync::watch;
 
 use super::in_use::ReadGuard;
-use super::kin::match_processes;
 use super::{StoreError, digest};
 use crate::SessionError;
 use crate::{ContentDigest, DumpTap, Follower};
+use permafrost_criu::kin::match_processes;
 
 /// Pages passed on at once: the capacity of a wire frame.
 const COPY_PAGES: u64 = 64;
@@ -432,7 +432,7 @@ impl DumpBuilder {
         let (root, stats) = self.shadow.finish(current.map)?;
         if stats.parent_damaged > 0 {
             let (space, pages) = (current.id, stats.parent_damaged);
-            tracing::error!(%space, pages, "parent is damaged: pages stored anew; `permafrost verify` names them");
+            tracing::error!(event = "damage-found-in-parent", %space, pages, "parent is damaged: pages stored anew; `permafrost verify` names them");
         }
         self.spaces.push(AddressSpace {
             space_type: current.id.space_type.into(),

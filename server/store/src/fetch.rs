@@ -166,28 +166,9 @@ impl Fetch {
     pub fn outline<E: From<StoreError>>(
         &self,
         place: usize,
-        mut take: impl FnMut(u64, u16, OutlinePages<'_>) -> Result<(), E>,
+        take: impl FnMut(u64, u16, OutlinePages<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let at = self.maps.get(place).zip(self.manifest().spaces.get(place));
-        let Some(((map, _), space)) = at else {
-            return Ok(());
-        };
-        let mut next_index = 0;
-        for run in map.runs() {
-            let run = run.map_err(|error| self.reader.corrupt(space, next_index, error))?;
-            next_index = run.end_index();
-            let pages = u64::from(run.pages);
-            match run.kind {
-                RunKind::Zero => take(run.first_index, run.flags, OutlinePages::Zero(pages))?,
-                RunKind::Stored { .. } => {
-                    let crcs = map.checksums(&run);
-                    let crcs =
-                        crcs.map_err(|error| self.reader.corrupt(space, run.first_index, error))?;
-                    take(run.first_index, run.flags, OutlinePages::Stored(&crcs))?;
-                }
-            }
-        }
-        Ok(())
+        self.reader.outline(place, take)
     }
 
     /// Returns the digest of the pages of the address space at `place` before `from_index`, each of them verified.

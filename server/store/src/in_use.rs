@@ -83,6 +83,7 @@ impl Reads {
             held.insert(id, held_now);
         } else {
             tracing::warn!(
+                event = "lazy-checkpoint-not-held",
                 checkpoint = id,
                 "not held for its reader: {MAX_HELD} checkpoints are; if it is removed, its lazy restores end"
             );

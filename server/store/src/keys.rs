@@ -76,7 +76,7 @@ impl Store {
                 keys.retire(id)?;
             }
         }
-        tracing::info!(namespace, key = %new, segments = moved, "key rotated");
+        tracing::info!(event = "key-rotated", namespace, key = %new, segments = moved, "key rotated");
         Ok(moved)
     }
 
@@ -135,7 +135,12 @@ impl Store {
         if has_keys(namespace) || !has_adopted {
             keys.destroy(namespace)?;
         }
-        tracing::warn!(namespace, checkpoints = removed, "keys destroyed");
+        tracing::warn!(
+            event = "keys-destroyed",
+            namespace,
+            checkpoints = removed,
+            "keys destroyed"
+        );
         if !has_adopted {
             return Ok((removed, 0));
         }

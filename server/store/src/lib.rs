@@ -15,6 +15,7 @@ mod digest;
 mod dump;
 mod error;
 mod evidence;
+mod expiry;
 mod export;
 mod fetch;
 mod images;
@@ -23,12 +24,10 @@ mod in_use;
 mod inspect;
 mod jobs;
 mod keys;
-mod kin;
 mod measured;
 mod media;
 mod opening;
 mod parked;
-mod parking;
 mod ports;
 pub mod private;
 mod provisional;
@@ -43,12 +42,13 @@ mod usage;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 use permafrost_cooling::CoolingRules;
+use permafrost_parking::{ParkedQuota, ParkedTimes};
 use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, KeyId, Region, Shadow};
-use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::control;
 use permafrost_protocol::manifest::{
     JobName, Kind, Manifest, Origin, check_restore_options, namespace_of,
 };
@@ -56,7 +56,6 @@ use permafrost_retention::Newest;
 use permafrost_sharing::SharedPages;
 
 use self::jobs::JobLocks;
-use self::parking::{Parking, Quota};
 use permafrost_catalog::{
     Catalog, CatalogError, Counted, NamespaceSums, PRE_COPY, add_missing, remove_stale,
 };
@@ -72,6 +71,7 @@ pub use error::{
     CopyError, ImagesError, KeyRequestError, MissingObject, PortError, ReadingError,
     RegionMediaError, SealingError, SessionError, StoreError,
 };
+pub use expiry::Retention;
 pub use fetch::{Fetch, Fetched, FetchedRuns};
 pub use images::SmallImages;
 pub use import::DirectoryImport;
@@ -90,27 +90,6 @@ pub use session::{Session, SessionRequest, SessionSink};
 
 /// Maximum number of failed sessions that `permafrost status` can show.
 const MAX_FAILED_SESSIONS: usize = 64;
-
-/// Retention times and limits of unclaimed sessions and parked checkpoints.
-#[derive(Clone, Copy, Debug)]
-pub struct Retention {
-    /// Retention of a parked session (CLOSE answered, not adopted). Default 24 h.
-    pub parked: Duration,
-    /// Retention of an open session without a connection, or of one that is not sealed. Default 1 h.
-    pub idle_session: Duration,
-    /// Maximum bytes of the region that anonymous dumps may take, parked and under way. Default half of the region.
-    pub parked_bytes: Option<u64>,
-}
-
-impl Default for Retention {
-    fn default() -> Self {
-        Self {
-            parked: Duration::from_secs(24 * 3600),
-            idle_session: Duration::from_secs(3600),
-            parked_bytes: None,
-        }
-    }
-}
 
 /// A page of a region holds a page of an image: neither crate uses the other.
 const _: () = assert!(permafrost_pmem::PAGE_SIZE == permafrost_protocol::PAGE_SIZE);
@@ -176,9 +155,9 @@ pub struct Store {
     jobs: JobLocks,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
     /// Times for which parked checkpoints have been kept.
-    parking: Parking,
+    parking: ParkedTimes,
     /// Limits the space that anonymous dumps take.
-    anonymous: Arc<Quota>,
+    anonymous: Arc<ParkedQuota>,
     /// Provisional checkpoints by id, and the time at which this daemon first saw each.
     provisional_since: Mutex<HashMap<String, Instant>>,
     index: Mutex<Index>,
@@ -197,7 +176,7 @@ pub struct Store {
     /// Set once the checkpoints of earlier times are noted.
     sharing_known: OnceLock<()>,
     keys: Option<Arc<dyn DataKeys>>,
-    /// Ids of the rounds of pre-copies from before this daemon. Set when the catalog agrees with the region.
+    /// Ids of rounds of pre-copies whose clients were connected to a daemon before this one. Set after the catalog.
     left_rounds: OnceLock<HashSet<String>>,
 }
 
@@ -245,8 +224,8 @@ impl Store {
             catalog: Box::new(catalog),
             jobs: JobLocks::default(),
             sessions: Mutex::default(),
-            parking: Parking::new(parked_file),
-            anonymous: Quota::new(retention.parked_bytes.unwrap_or(half)),
+            parking: ParkedTimes::new(parked_file),
+            anonymous: ParkedQuota::new(retention.parked_bytes.unwrap_or(half)),
             provisional_since: Mutex::default(),
             index: Mutex::default(),
             retention,
@@ -272,27 +251,30 @@ impl Store {
         })?;
         let changed = removed + done.changed;
         if changed > 0 {
-            tracing::info!(changed, "catalog made to agree with the region");
+            tracing::info!(
+                event = "catalog-reconciled",
+                changed,
+                "catalog made to agree with the region"
+            );
         }
         for (id, error) in &done.unreadable {
             if let Some(key) = store.locked(id) {
-                tracing::error!(%id, %key, "checkpoint is locked: its key is not here");
+                tracing::error!(event = "checkpoint-locked", %id, %key, "checkpoint is locked: its key is not here");
                 let reason = format!("locked: it is encrypted with key {key}, which is not here");
                 store.set_aside_gone(id.clone(), reason);
                 continue;
             }
             let error = error as &dyn std::error::Error;
-            tracing::error!(%id, error, "checkpoint is damaged and not listed; it stays in the region");
+            tracing::error!(event = "damage-found-at-opening", %id, error, "checkpoint is damaged and not listed; it stays in the region");
         }
         for hidden in &done.hidden {
             let (id, by) = (&hidden.id, &hidden.by);
             let (job, generation) = (&hidden.job, hidden.generation);
-            tracing::error!(%id, %by, job, generation, "checkpoint is not listed: a later one has its number; it stays in the region");
+            tracing::error!(event = "checkpoint-number-taken", %id, %by, job, generation, "checkpoint is not listed: a later one has its number; it stays in the region");
         }
-        let rounds = store.stored.rounds().into_iter();
-        let _ = store
-            .left_rounds
-            .set(rounds.map(|round| round.id).collect());
+        let rounds = (store.stored.rounds().into_iter()).map(|round| round.id);
+        let left = rounds.filter(|id| store.had_its_connection(id));
+        let _ = store.left_rounds.set(left.collect());
         Ok(Arc::new(store))
     }
 
@@ -343,130 +325,6 @@ impl Store {
                 reason: failure.to_string(),
             }),
         }
-    }
-
-    /// Discards a session that is not sealed. Returns false if there is no session of that name.
-    ///
-    /// # Errors
-    /// It is being sealed.
-    pub fn discard_session(&self, id: &str) -> Result<bool, StoreError> {
-        let Some(session) = self.session(id) else {
-            return Ok(false);
-        };
-        session.discard(ErrorCode::SessionFailed, "discarded on request")?;
-        self.sessions().remove(id);
-        Ok(true)
-    }
-
-    /// Removes a session whose CLOSE left nothing to keep.
-    fn forget_session(&self, id: &str) {
-        self.sessions().remove(id);
-    }
-
-    /// Discards a session whose opener has disconnected, unless the session is being sealed at this moment.
-    pub fn drop_session(&self, id: &str) {
-        let session = self.sessions().get(id).cloned();
-        let discard = |session: &Session| {
-            let discarded = session.discard(ErrorCode::SessionFailed, "its opener has gone");
-            discarded.is_ok()
-        };
-        if session.is_some_and(|session| discard(&session)) {
-            self.sessions().remove(id);
-        }
-    }
-
-    /// Ends every session that is not sealed. Called when the daemon stops.
-    pub fn stop(&self) {
-        let sessions: Vec<_> = self.sessions().drain().collect();
-        for (_, session) in sessions {
-            // One that is being sealed is waited for.
-            let _ = session.discard(ErrorCode::SessionFailed, "permafrostd is stopping");
-        }
-    }
-
-    /// Discards sessions, parked checkpoints and rounds of pre-copies that have outlived their retention: no client
-    /// connected to, sealed, adopted or continued them. With `single_node`, rounds from before the start of this
-    /// daemon are discarded at once: their connections have ended. `remove` removes a checkpoint.
-    pub fn expire(
-        &self,
-        single_node: bool,
-        remove: impl Fn(&control::Checkpoint) -> Result<(), StoreError>,
-    ) {
-        let sessions: Vec<_> = self.sessions().values().cloned().collect();
-        for session in sessions {
-            if session.discard_if_idle(self.retention.idle_session) {
-                self.sessions().remove(&session.id);
-            }
-        }
-        let parked = match self.catalog.all_parked() {
-            Ok(listed) => listed,
-            Err(error) => {
-                tracing::error!(%error, "parked sessions not looked through");
-                return;
-            }
-        };
-        // Adopted checkpoints need not be remembered.
-        let rounds = self.stored.rounds();
-        let kept = parked.iter().chain(&rounds);
-        let ids: HashSet<&str> = kept.map(|record| record.id.as_str()).collect();
-        self.parking.retain(&ids);
-        for round in rounds {
-            self.expire_round(&round, single_node, &remove);
-        }
-        for parked in parked {
-            if self.is_provisional(&parked.id) {
-                continue;
-            }
-            if self.parked_for(&parked.id) < self.retention.parked {
-                continue;
-            }
-            tracing::warn!(session = %parked.session, "parked session discarded: nobody adopted it in time");
-            if let Err(error) = remove(&parked) {
-                tracing::error!(session = %parked.session, %error, "parked session not discarded");
-            }
-        }
-        self.parking.save_now_and_then();
-    }
-
-    /// Discards a round of a pre-copy whose connection has ended with a daemon, or that has outlived an idle session.
-    /// Any other is removed when its connection ends.
-    fn expire_round(
-        &self,
-        round: &control::Checkpoint,
-        single_node: bool,
-        remove: impl Fn(&control::Checkpoint) -> Result<(), StoreError>,
-    ) {
-        let left =
-            single_node && (self.left_rounds.get()).is_some_and(|left| left.contains(&round.id));
-        let (job, generation) = (&round.job, round.generation);
-        if self.is_provisional(&round.id)
-            || !left && self.parked_for(&round.id) < self.retention.idle_session
-        {
-            return;
-        }
-        tracing::warn!(
-            job,
-            generation,
-            "round of a pre-copy discarded: its dump has ended"
-        );
-        if let Err(error) = remove(round) {
-            tracing::error!(job, generation, %error, "round of a pre-copy not discarded");
-        }
-    }
-
-    /// Returns the client that brought the pages of a session that is parked here, as its manifest records it; `None`
-    /// if no such session is parked here, or its manifest cannot be read. Reads a manifest.
-    #[must_use]
-    pub fn parked_by(&self, session: &str) -> Option<String> {
-        let record = self.catalog.parked(session).ok()??;
-        let checkpoint = self.checkpoint(&record.id).ok()?;
-        Some(manifest_of(&checkpoint).ok()?.taken_by)
-    }
-
-    /// Returns how long daemons have run with a parked checkpoint. The wall clock is not used: a step of it must
-    /// not delete the only copy of a task.
-    fn parked_for(&self, id: &str) -> Duration {
-        self.parking.kept_for(id)
     }
 
     /// Returns true if a dump or a copy of one is being received: work that can wait then waits. Costs a lock and a
@@ -630,7 +488,7 @@ impl Index {
     }
 
     fn lost_track(&mut self, error: &CatalogError) {
-        tracing::error!(%error, "the catalog lacks a checkpoint; nothing is sealed until permafrostd is restarted");
+        tracing::error!(event = "catalog-lacks-checkpoint", %error, "the catalog lacks a checkpoint; nothing is sealed until permafrostd is restarted");
         self.lost = true;
     }
 }

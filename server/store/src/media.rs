@@ -47,7 +47,12 @@ impl Store {
                 let number = self.medium_named(&request.medium)?;
                 let grown = self.region.grow_medium(number, request.size_bytes);
                 grown.map_err(RegionMediaError::from)?;
-                tracing::info!(medium = number, bytes = request.size_bytes, "region grown");
+                tracing::info!(
+                    event = "region-grown",
+                    medium = number,
+                    bytes = request.size_bytes,
+                    "region grown"
+                );
             }
             "drain" => {
                 let number = self.medium_named(&request.medium)?;
@@ -61,13 +66,21 @@ impl Store {
                 let number = self.medium_named(&request.medium)?;
                 let removed = self.region.remove_medium(number);
                 removed.map_err(RegionMediaError::from)?;
-                tracing::info!(medium = number, "medium removed from the region");
+                tracing::info!(
+                    event = "region-medium-removed",
+                    medium = number,
+                    "medium removed from the region"
+                );
             }
             "give-up" => {
                 let number = self.medium_named(&request.medium)?;
                 let lost = self.region.accept_lost_medium(number);
                 lost.map_err(RegionMediaError::from)?;
-                tracing::warn!(medium = number, "loss of a medium accepted");
+                tracing::warn!(
+                    event = "region-medium-loss-accepted",
+                    medium = number,
+                    "loss of a medium accepted"
+                );
             }
             action => {
                 let action = action.to_owned();
@@ -199,7 +212,7 @@ impl Store {
             remove_cold(&path);
         }
         let number = added.map_err(RegionMediaError::from)?;
-        tracing::info!(medium = number, path = %path.display(), %tier, %guarantee, "medium added to the region");
+        tracing::info!(event = "region-medium-added", medium = number, path = %path.display(), %tier, %guarantee, "medium added to the region");
         Ok(())
     }
 

@@ -2,17 +2,15 @@
 
 use std::sync::Arc;
 
+use permafrost_parking::ParkedShare;
 use permafrost_protocol::control;
 use uuid::Uuid;
 
 use super::dump::Parent;
 use super::jobs::JobGuard;
-use super::parking::Share;
 use super::reader::check_listed_as;
 use super::session::{Session, SessionRequest};
-use super::{
-    Store, StoreError, check_job, check_origin, forget_old_failures, manifest_of, parking,
-};
+use super::{Store, StoreError, check_job, check_origin, forget_old_failures, manifest_of};
 use crate::{Follower, SessionError, TransferSlot};
 
 /// Locks and reservations of a session that is being opened. Dropping it gives everything back.
@@ -26,7 +24,7 @@ pub struct Opening {
     /// Admission to the medium. Default none.
     pub turn: Option<Box<dyn TransferSlot>>,
     /// Share of the limit for anonymous dumps.
-    pub(super) share: Option<Share>,
+    pub(super) share: Option<ParkedShare>,
     /// Lock on the job; `None` for an anonymous session. Released last.
     pub lock: Option<JobGuard>,
 }
@@ -87,7 +85,13 @@ impl Store {
     pub fn parent(&self, head: &control::Checkpoint) -> Option<Parent> {
         let (job, generation) = (&head.job, head.generation);
         if let Some(damage) = self.damage(&head.id) {
-            tracing::warn!(job, generation, damage, "not compared with: damaged");
+            tracing::warn!(
+                event = "parent-damaged",
+                job,
+                generation,
+                damage,
+                "not compared with: damaged"
+            );
             return None;
         }
         let read = || {
@@ -103,7 +107,7 @@ impl Store {
             // The record names other holders.
             Err(StoreError::NotFound { .. }) if !head.nodes.is_empty() => None,
             Err(error) => {
-                tracing::error!(job, generation, %error, "not compared with: damaged or away");
+                tracing::error!(event = "parent-unreadable", job, generation, %error, "not compared with: damaged or away");
                 None
             }
         }
@@ -134,7 +138,7 @@ impl Store {
     }
 
     /// Reserves room for an anonymous dump.
-    fn begin_anonymous(&self) -> Result<parking::Share, StoreError> {
+    fn begin_anonymous(&self) -> Result<ParkedShare, StoreError> {
         let segment_bytes = self.region.usage().segment_bytes;
         let parked = self.catalog.list(Some(""))?;
         let parked_bytes = parked
@@ -142,6 +146,6 @@ impl Store {
             .filter(|record| record.generation == 0)
             .map(|record| record.added_bytes.max(segment_bytes))
             .fold(0, u64::saturating_add);
-        self.anonymous.begin(parked_bytes, segment_bytes)
+        Ok(self.anonymous.begin(parked_bytes, segment_bytes)?)
     }
 }

@@ -116,7 +116,9 @@ impl Store {
                 Ok(manifest)
                     if age < older_than.saturating_add(patience_beyond(deadline, &manifest)) => {}
                 Ok(manifest) => found.push(self.summary(&checkpoint, &manifest)),
-                Err(error) => tracing::error!(%error, "provisional checkpoint left alone"),
+                Err(error) => {
+                    tracing::error!(event = "provisional-checkpoint-unreadable", %error, "provisional checkpoint left alone")
+                }
             }
         }
         found
@@ -153,7 +155,9 @@ impl Store {
             };
             match read() {
                 Ok(holding) => held.push(holding),
-                Err(error) => tracing::error!(%error, "checkpoint left out of what is held"),
+                Err(error) => {
+                    tracing::error!(event = "held-checkpoint-unreadable", %error, "checkpoint left out of what is held")
+                }
             }
         }
         held

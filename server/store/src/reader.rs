@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use permafrost_agent::remote::{MapDigest, is_listed_as};
-use permafrost_criu::source::{self, CheckpointSource, PageRun, PagesOut};
+use permafrost_criu::source::{self, CheckpointSource, OutlinePages, PageRun, PagesOut};
 use permafrost_pmem::{BlobError, PageError, PageMap, RunKind, StoredCheckpoint, StoredRun};
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
@@ -174,6 +174,34 @@ impl LocalCheckpoint {
         }
     }
 
+    /// Passes on the positions and checksums of an address space's pages, as [`Fetch::outline`](crate::Fetch::outline)
+    /// does.
+    pub(super) fn outline<E: From<StoreError>>(
+        &self,
+        place: usize,
+        mut take: impl FnMut(u64, u16, OutlinePages<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Some(space) = self.manifest.spaces.get(place) else {
+            return Ok(());
+        };
+        let map = self.map(space)?;
+        let mut next_index = 0;
+        for run in map.runs() {
+            let run = run.map_err(|error| self.corrupt(space, next_index, error))?;
+            next_index = run.end_index();
+            let pages = u64::from(run.pages);
+            match run.kind {
+                RunKind::Zero => take(run.first_index, run.flags, OutlinePages::Zero(pages))?,
+                RunKind::Stored { .. } => {
+                    let crcs = map.checksums(&run);
+                    let crcs = crcs.map_err(|error| self.corrupt(space, run.first_index, error))?;
+                    take(run.first_index, run.flags, OutlinePages::Stored(&crcs))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the digest of the pages of the address space at `place` before `from_index`, each of them verified, so
     /// that another source can continue from there.
     ///
@@ -272,6 +300,17 @@ impl CheckpointSource for LocalCheckpoint {
 
     fn pagemap(&self, place: usize) -> Result<Vec<u8>, StoreError> {
         self.pagemap_of(&self.manifest.spaces[place])
+    }
+
+    fn positions(
+        &self,
+        place: usize,
+        take: &mut dyn FnMut(u64, OutlinePages<'_>),
+    ) -> Result<(), StoreError> {
+        self.outline(place, |first_index, _, pages| {
+            take(first_index, pages);
+            Ok(())
+        })
     }
 
     fn pages(&self, place: usize, out: &mut PagesOut<'_>) -> Result<(), ReadError> {

@@ -89,7 +89,7 @@ impl Store {
             Ok(record) => {
                 self.measured(session, record);
                 sealing.done();
-                self.counters.sealed(since);
+                self.counters.sealed(since, session.age());
                 self.sessions().remove(&session.id);
             }
             Err(error) => sealing.failed(error),
@@ -145,7 +145,7 @@ impl Store {
             taken_by: session.taken_by(),
         };
         let parked = self.commit(dump.shadow, contents, dump.follower, None, &|| true)?;
-        tracing::info!(session = %parked.session, bytes = parked.memory_bytes, "session parked");
+        tracing::info!(event = "session-parked", session = %parked.session, bytes = parked.memory_bytes, "session parked");
         self.measured(session, &parked);
         self.sessions().remove(&session.id);
         Ok(())
@@ -318,7 +318,7 @@ impl Store {
             (Ok(()), Some(replaced)) => {
                 // A surplus record reads as "not found", and is removed at the next start.
                 if let Err(error) = self.catalog.remove(&replaced.record) {
-                    tracing::error!(%error, "the adopted session is still listed");
+                    tracing::error!(event = "adopted-session-still-listed", %error, "the adopted session is still listed");
                 }
             }
             // The checkpoint could not be found, so it must not count as sealed: the caller rolls back, and so does
@@ -335,6 +335,7 @@ impl Store {
             }
         }
         self.note_shared(&summary);
+        tracing::info!(event = "checkpoint-sealed", id = %summary.id, session = %summary.session, kind = %summary.kind, bytes = summary.memory_bytes, "checkpoint sealed");
         Ok(summary)
     }
 }

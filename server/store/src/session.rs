@@ -26,10 +26,10 @@ use super::dump::{Dump, DumpBuilder, Parent};
 use super::jobs::JobGuard;
 use super::measured::Measured;
 use super::opening::Opening;
-use super::parking::Share;
 use super::{Store, StoreError, parked};
 use crate::clock::unix_ms;
 use crate::{Follower, SessionError, TransferSlot};
+use permafrost_parking::ParkedShare;
 
 /// Request to open a session.
 pub struct SessionRequest {
@@ -82,7 +82,7 @@ struct Opened {
     /// Follower of the dump.
     follower: Option<Box<dyn Follower>>,
     /// Its share of the limit for anonymous dumps.
-    share: Option<Share>,
+    share: Option<ParkedShare>,
 }
 
 type Phases = SessionPhases<Opened, Box<Dump>>;
@@ -329,7 +329,7 @@ impl Session {
     }
 
     fn log_failure(&self, reason: &str) {
-        tracing::warn!(session = %self.id, job = %self.request.job, reason, "session failed");
+        tracing::warn!(event = "session-failed", session = %self.id, job = %self.request.job, reason, "session failed");
         self.counters.dumps_failed.add(1);
         self.measured(|measured| measured.tell_failure(&self.request.job, &self.id, reason));
         self.ended.send_replace(true);
@@ -347,7 +347,7 @@ pub struct SessionSink {
     session: Arc<Session>,
     builder: Option<DumpBuilder>,
     /// Its share of the limit for anonymous dumps.
-    share: Option<Share>,
+    share: Option<ParkedShare>,
     /// Error code for the session's failure: an error of the client unless the store set another.
     failure: ErrorCode,
 }

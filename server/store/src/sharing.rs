@@ -34,7 +34,7 @@ impl Store {
         self.sharing_known
             .get_or_init(|| match self.catalog.list(None) {
                 Ok(records) => records.iter().for_each(|record| self.note_shared(record)),
-                Err(error) => tracing::warn!(%error, "pages of earlier checkpoints are not shared"),
+                Err(error) => tracing::warn!(event = "sharing-not-resumed", %error, "pages of earlier checkpoints are not shared"),
             });
         let deadline = Instant::now() + INDEXING_TIME;
         let open = |id| self.processes_of(id);

@@ -114,6 +114,9 @@ impl Store {
         };
         let used = self.usage_of(namespace);
         let checked = self.quotas.of(namespace).check(namespace, &used, more);
+        if checked.is_err() {
+            self.counters.quota_refusals.add(1);
+        }
         Ok(checked?)
     }
 }

@@ -109,6 +109,36 @@ async fn unknown_fields_and_wrong_types_are_refused_with_their_place() {
             r#"{"candidates":[],"may_wait":1}"#,
             "/may_wait",
         ),
+        (
+            "/v1/preempt",
+            r#"{"candidates":[{"id":"a"},{"id":"b"}],"together":[[0],[1,2]]}"#,
+            "/together/1/1",
+        ),
+        (
+            "/v1/preempt",
+            r#"{"candidates":[{"id":"a"},{"id":"b"}],"together":[[1],[0,1]]}"#,
+            "/together/1/1",
+        ),
+        (
+            "/v1/preempt",
+            r#"{"candidates":[{"id":"a"}],"together":[[-1]]}"#,
+            "/together/0/0",
+        ),
+        (
+            "/v1/preempt",
+            r#"{"candidates":[{"id":"a"}],"together":[[0]],"wanted":{}}"#,
+            "/together",
+        ),
+        (
+            "/v1/preempt",
+            r#"{"candidates":[],"figures":[{"node":"a"},{"node":"a"}]}"#,
+            "/figures/1/node",
+        ),
+        (
+            "/v1/preempt",
+            r#"{"candidates":[],"figures":[{"node":"a","write_bytes_per_s":0}]}"#,
+            "/figures/0/write_bytes_per_s",
+        ),
         ("/v1/preempt", "[]", ""),
         ("/v1/preempt", "{}", ""),
         ("/v1/preempt", "7", ""),

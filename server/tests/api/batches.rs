@@ -2,9 +2,12 @@
 
 use axum::http::StatusCode;
 use permafrost_protocol::control::{ColdCopy, Work};
+use permafrost_scheduling::cost::SwapFigures;
+use permafrost_scheduling::figure::{Figure, What};
+use permafrost_scheduling::quantity::{Bytes, Seconds};
 use serde_json::{Value, json};
 
-use crate::fixture::{GB, asked, close, node, rate, three_nodes};
+use crate::fixture::{GB, asked, close, node, pointers, rate, three_nodes};
 
 /// Returns the answer for one mechanism.
 fn of<'a>(answer: &'a Value, mechanism: &str) -> &'a Value {
@@ -326,6 +329,98 @@ async fn without_a_want_each_is_decided_as_if_it_were_alone() {
 }
 
 #[tokio::test]
+async fn a_set_of_candidates_is_preempted_together() {
+    let asked = asked(three_nodes());
+    let task = |id: &str, node: &str| json!({"id": id, "node": node, "full_bytes": 10 * GB, "progress_s": 22, "holds": {"cpu_millis": 1000}});
+    let candidates = json!([
+        task("0", "b"),
+        task("1", "b"),
+        task("2", "b"),
+        task("3", "b"),
+        task("4", "nobody")
+    ]);
+    let answer = asked
+        .ok(
+            "/v1/preempt",
+            &json!({"candidates": candidates, "together": [[3, 1, 4], [0]], "detail": "totals"}),
+        )
+        .await;
+    let decided: Vec<_> = answer["victims"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|victim| {
+            (
+                victim["task"].as_str().unwrap(),
+                victim["mechanism"].as_str().unwrap(),
+                victim["score_s"].as_f64().unwrap(),
+            )
+        })
+        .collect();
+    // 10 s to write and 5 to read; behind another it takes 25, and a kill 22.
+    assert_eq!(
+        decided,
+        [
+            ("1", "full_dump", 15.0),
+            ("3", "kill", 22.0),
+            ("0", "full_dump", 15.0),
+            ("2", "full_dump", 15.0),
+        ]
+    );
+    assert_eq!(answer["frees"]["cpu_millis"], 4000);
+    assert_eq!(answer["unknown_node"][0]["task"], "4");
+}
+
+#[tokio::test]
+async fn a_task_that_is_suspended_for_its_processors_keeps_its_memory() {
+    let asked = asked(three_nodes());
+    let swap = json!([{"node": "b", "free_memory_bytes": 0, "free_swap_bytes": 9 * GB,
+                       "write_bytes_per_s": GB / 10, "read_bytes_per_s": GB / 10}]);
+    let request = |memory: u64| {
+        json!({"wanted": {"cpu_millis": 1000, "memory_bytes": memory}, "swaps": swap, "candidates": [
+            {"id": "k", "node": "b", "full_bytes": 5 * GB, "resident_bytes": 5 * GB, "progress_s": 1000,
+             "holds": {"cpu_millis": 2000, "memory_bytes": 5 * GB}}]})
+    };
+    for (memory, mechanism, score, frees) in [
+        (0, "suspend_in_memory", 0.0, 0),
+        (GB / 10, "suspend_in_memory", 2.0, GB / 10),
+        (5 * GB, "full_dump", 7.5, 5 * GB),
+    ] {
+        let answer = asked.ok("/v1/preempt", &request(memory)).await;
+        let victim = &answer["victims"][0];
+        assert_eq!(victim["mechanism"], mechanism);
+        close(&victim["score_s"], score);
+        let frees = json!({"cpu_millis": 2000, "memory_bytes": frees});
+        assert_eq!((&victim["frees"], &answer["frees"]), (&frees, &frees));
+        assert_eq!(answer["enough"], true);
+    }
+}
+
+#[tokio::test]
+async fn figures_that_are_given_replace_what_was_measured() {
+    let asked = asked(three_nodes());
+    let given = |node: &str| json!({"node": node, "write_bytes_per_s": 2e9, "read_bytes_per_s": 4e9, "write_queue_bytes": 0});
+    let task =
+        |node: &str| json!({"id": node, "node": node, "full_bytes": 4 * GB, "progress_s": 1000});
+    let request = json!({"candidates": [task("a"), task("b"), task("elsewhere"), task("nobody")],
+                         "figures": [given("a"), given("elsewhere")]});
+    let answer = asked.ok("/v1/preempt", &request).await;
+    let victims = answer["victims"].as_array().unwrap();
+    // 2 s to write and 1 to read; b is as it has measured.
+    for (victim, (node, score)) in victims
+        .iter()
+        .zip([("a", 3.0), ("b", 6.0), ("elsewhere", 3.0)])
+    {
+        assert_eq!(victim["node"], node);
+        close(&victim["score_s"], score);
+    }
+    assert_eq!(
+        (victims.len(), &answer["unknown_node"][0]["node"]),
+        (3, &json!("nobody"))
+    );
+}
+
+#[tokio::test]
 async fn terms_are_heeded() {
     let asked = asked(three_nodes());
     let task = json!({"id": "k", "node": "b", "full_bytes": 5 * GB, "progress_s": 30, "remaining_s": 1,
@@ -348,6 +443,56 @@ async fn terms_are_heeded() {
     );
     let swap = json!([{"node": "b", "free_memory_bytes": 6 * GB, "free_swap_bytes": 5 * GB}]);
     assert_eq!(decide(json!({"swaps": swap})).await, "suspend_in_memory");
+}
+
+#[tokio::test]
+async fn what_is_measured_of_swap_is_used_unless_a_swap_is_given() {
+    let source = three_nodes();
+    for node in source.nodes.lock().iter_mut() {
+        node.swap = (node.name == "b").then_some(SwapFigures {
+            free_memory: Bytes::new(6 * GB),
+            free_swap: Bytes::new(5 * GB),
+            write: Figure::not_given(What::SwapBandwidth),
+            read: Figure::not_given(What::SwapBandwidth),
+        });
+    }
+    let asked = asked(source);
+    let (_, nodes) = asked.get("/v1/nodes").await;
+    let memory = |at: usize| nodes["nodes"][at]["memory"].clone();
+    assert_eq!(memory(0), Value::Null, "a has measured none");
+    assert_eq!(memory(1)["free_bytes"], 6 * GB);
+    assert_eq!(memory(1)["free_swap_bytes"], 5 * GB);
+    assert!(
+        memory(1)["page_out_bytes_per_s"]["unknown"].is_string(),
+        "{nodes}"
+    );
+    let task = |node: &str| {
+        json!({"id": node, "node": node, "full_bytes": 5 * GB, "resident_bytes": 5 * GB, "progress_s": 30,
+               "holds": {"cpu_millis": 1000}})
+    };
+    let mut request = json!({"candidates": [task("a"), task("b")]});
+    let mechanisms = |answer: &Value| -> Vec<Value> {
+        let victims = answer["victims"].as_array().unwrap().iter();
+        victims.map(|victim| victim["mechanism"].clone()).collect()
+    };
+    let answer = asked.ok("/v1/preempt", &request).await;
+    let at_a = mechanisms(&answer)[0].clone();
+    assert_ne!(at_a, "suspend_in_memory", "a has measured none");
+    assert_eq!(mechanisms(&answer)[1], "suspend_in_memory");
+    // What the caller states goes before it.
+    request["swaps"] = json!([{"node": "b", "free_memory_bytes": 0, "free_swap_bytes": 0}]);
+    let answer = asked.ok("/v1/preempt", &request).await;
+    assert_ne!(mechanisms(&answer)[1], "suspend_in_memory");
+    // A policy that goes by swap needs none in the request, but where none is measured.
+    let by_swap = |node: &str| json!({"policy": "suspend", "wanted": {"cpu_millis": 1}, "candidates": [task(node)]});
+    let answer = asked.ok("/v1/preempt", &by_swap("b")).await;
+    assert_eq!(mechanisms(&answer), ["suspend_in_memory"], "{answer}");
+    let (status, problem) = asked.post("/v1/preempt", &by_swap("a")).await;
+    assert_eq!(
+        (status.as_u16(), pointers(&problem)),
+        (422, vec!["/swaps"]),
+        "{problem}"
+    );
 }
 
 #[tokio::test]
@@ -415,9 +560,42 @@ async fn a_preference_goes_before_costs_and_a_limit_after() {
     };
     assert_eq!(first(json!({"preference": "remote"})).await, "b");
     assert_eq!(first(json!({"preference": "local"})).await, "a");
-    // Lazily, b needs a gigabyte less at once: it runs after 0 s of queue and nothing else.
-    assert_eq!(first(json!({"lazy": {}})).await, "b");
+    // Lazily, the queue of a delays only what nobody waits for: it runs at once on both, and a has all of its pages.
+    assert_eq!(first(json!({"lazy": {}})).await, "a");
     assert_eq!(first(json!({"lazy": {"eager_bytes": 5 * GB}})).await, "a");
+}
+
+#[tokio::test]
+async fn a_lazy_restore_costs_what_the_nodes_lazy_restores_took() {
+    let source = three_nodes();
+    {
+        let a = &mut source.nodes.lock()[0].figures;
+        a.lazy = rate(5.0);
+        a.lazy_start = Figure::given(Seconds::from_millis(250));
+    }
+    let asked = asked(source);
+    let parts = async |lazy: Value| {
+        let request = json!({"checkpoints": ["team/k-means"], "nodes": ["a"], "lazy": lazy});
+        let answer = asked.ok("/v1/resume", &request).await;
+        let cost = answer["answers"][0]["nodes"][0]["cost"].clone();
+        let parts = cost["parts"].as_array().unwrap().clone();
+        let part = |name: &str| {
+            let found = parts.iter().find(|part| part["part"] == name);
+            found.map(|part| part["p50_s"].as_f64().unwrap())
+        };
+        (part("restore_start"), part("faults"))
+    };
+    let size = {
+        let request = json!({"checkpoints": ["team/k-means"], "nodes": ["a"]});
+        let answer = asked.ok("/v1/resume", &request).await;
+        answer["answers"][0]["size_bytes"].as_f64().unwrap()
+    };
+    let (start, faults) = parts(json!({})).await;
+    assert!((start.unwrap() - 0.25).abs() < 1e-6, "{start:?}");
+    assert!((faults.unwrap() - size / 5e9).abs() < 1e-6, "{faults:?}");
+    // A rate in the request counts before it.
+    let (_, faults) = parts(json!({"bytes_per_s": 1e9})).await;
+    assert!((faults.unwrap() - size / 1e9).abs() < 1e-6, "{faults:?}");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::fixture::{DOCUMENT, asked, errors, three_nodes};
 
 /// All routes of the API.
-const ROUTES: [(&str, &str); 14] = [
+const ROUTES: [(&str, &str); 16] = [
     ("get", "/v1/nodes"),
     ("post", "/v1/estimate"),
     ("post", "/v1/preempt"),
@@ -15,6 +15,8 @@ const ROUTES: [(&str, &str); 14] = [
     ("delete", "/v1/reserve/{token}"),
     ("get", "/v1/jobs"),
     ("get", "/v1/checkpoints"),
+    ("get", "/v1/activity"),
+    ("get", "/v1/contents"),
     ("get", "/v1/events"),
     ("put", "/v1/figures"),
     ("get", "/openapi.json"),

@@ -9,21 +9,27 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
 use parking_lot::{Condvar, Mutex};
+use permafrost_api_types::activity::{
+    ActivityAnswer, EndedTransfer, ListedStep, RepairActivity, RunningCopy,
+};
 use permafrost_api_types::events::ApiEvent;
 use permafrost_api_types::figure::Figure as Said;
 use permafrost_api_types::figures::StartFigures;
-use permafrost_api_types::reserve::{Reservation, ReserveRequest};
+use permafrost_api_types::reserve::{Direction, Reservation, ReserveRequest};
 use permafrost_http_api::caller::Caller;
-use permafrost_http_api::source::{NodeEntry, QueueLength, Refusal, Source};
+use permafrost_http_api::source::{Activity, NodeEntry, QueueLength, Refusal, Source};
 use permafrost_http_api::{Api, router};
-use permafrost_protocol::control::Checkpoint;
+use permafrost_protocol::control::{
+    Checkpoint, CheckpointContents, ContentsImage, MappingContents, PageCounts, ProcessContents,
+    request,
+};
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::NodeFigures;
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Estimate, Figure, Missing, What};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 use permafrost_scheduling::size::{Basis, DumpKind, Memory, Prediction};
-use permafrost_store::StoreError;
+use permafrost_store::{MissingObject, StoreError};
 use serde_json::Value;
 use tokio::sync::broadcast;
 use tower::ServiceExt;
@@ -83,6 +89,111 @@ impl Source for Plain {
     fn checkpoints(&self) -> Result<Vec<Checkpoint>, StoreError> {
         self.block();
         Ok(self.checkpoints.lock().clone())
+    }
+
+    /// Copies and repairs one checkpoint of each namespace.
+    fn activity(&self) -> Activity {
+        let names = ["sort@7", "team/k-means@2"].map(|name| Some(name.to_owned()));
+        let copy = |checkpoint| RunningCopy {
+            checkpoint,
+            from: "b".into(),
+            done_bytes: GB,
+            moved_bytes: GB / 2,
+            memory_bytes: 2 * GB,
+            age_s: 1.0,
+            background: true,
+        };
+        let step = |checkpoint| ListedStep {
+            checkpoint,
+            node: "b".into(),
+            is_copy: true,
+            is_running: false,
+            memory_bytes: GB,
+        };
+        let ended = |checkpoint| EndedTransfer {
+            direction: Direction::Write,
+            checkpoint,
+            bytes: GB,
+            predicted_s: Some(1.0),
+            measured_s: 2.0,
+            age_s: 3.0,
+        };
+        Activity {
+            told: ActivityAnswer {
+                answered_by: "a".into(),
+                transfers: Vec::new(),
+                copies: names.clone().map(copy).into(),
+                repair: Some(RepairActivity {
+                    under_replicated: 2,
+                    stranded: 0,
+                    damaged: 0,
+                    copies_made: 0,
+                    copies_failed: 0,
+                    copied_bytes: 0,
+                    waiting: 2,
+                    steps: names.clone().map(step).into(),
+                }),
+                ended: names.map(ended).into(),
+                dump_time_error: None,
+                restore_time_error: None,
+            },
+        }
+    }
+
+    /// Describes a checkpoint of the list, with one process of three mappings.
+    fn contents(&self, of: &request::Describe) -> Result<CheckpointContents, Refusal> {
+        self.block();
+        let checkpoints = self.checkpoints.lock();
+        let name = |one: &Checkpoint| format!("{}@{}", one.job, one.generation);
+        let missing = || StoreError::NotFound(MissingObject::Checkpoint(of.checkpoint.clone()));
+        let found = checkpoints.iter().find(|one| name(one) == of.checkpoint);
+        let checkpoint = found.cloned().ok_or_else(missing)?;
+        let counts = PageCounts {
+            pages: 4,
+            zero: 1,
+            equal: Some(2),
+            changed: Some(1),
+            only_here: Some(1),
+        };
+        let mapping = |start: u64| MappingContents {
+            start,
+            end: start + 0x4000,
+            permissions: "rw-p".into(),
+            kind: "anonymous".into(),
+            pages: Some(counts),
+            ..MappingContents::default()
+        };
+        let process = ProcessContents {
+            pid: 7,
+            program: "train".into(),
+            threads: 2,
+            pages: Some(counts),
+            // The last one is beyond what a number of JSON is exact for.
+            mappings: vec![
+                mapping(0x1000),
+                mapping(0x8000),
+                mapping(0xffff_ffff_ff60_0000),
+            ],
+            ..ProcessContents::default()
+        };
+        if of.pid != 0 && of.pid != process.pid {
+            return Err(Refusal::Store(StoreError::NotFound(
+                MissingObject::Checkpoint(format!("process {}", of.pid)),
+            )));
+        }
+        let parent = checkpoints.iter().find(|one| {
+            one.job == checkpoint.job && one.generation == checkpoint.parent_generation
+        });
+        Ok(CheckpointContents {
+            processes: vec![process],
+            compared_with: parent.cloned(),
+            images: vec![ContentsImage {
+                name: "core-7.img".into(),
+                len_bytes: 900,
+            }],
+            checkpoint: Some(checkpoint),
+            ..CheckpointContents::default()
+        })
     }
 
     /// Predicts a dump that moves all of the memory, and stores half of it, or all of the dirty pages.

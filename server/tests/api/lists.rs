@@ -217,9 +217,82 @@ async fn parameters_that_are_wrong_are_named() {
         ("/v1/jobs?x=1", "query:x"),
         ("/v1/checkpoints?after=j", "query:after"),
         ("/v1/checkpoints?after=j@0", "query:after"),
+        ("/v1/contents", "query:"),
+        ("/v1/contents?checkpoint=sort@x", "query:checkpoint"),
+        ("/v1/contents?checkpoint=sort@7&limit=0", "query:limit"),
+        ("/v1/contents?checkpoint=sort@7&pid=0", "query:pid"),
+        ("/v1/contents?checkpoint=sort@7&pid=x", "query:pid"),
+        ("/v1/contents?checkpoint=sort@7&after=x", "query:after"),
+        ("/v1/contents?checkpoint=sort@7&path=/", "query:path"),
     ] {
         let (status, problem) = asked.get(path).await;
         assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{path}");
         assert_eq!(pointers(&problem), [pointer], "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_checkpoint_tells_its_mappings_and_images() {
+    let asked = asked(three_nodes());
+    let (status, answer) = asked.get("/v1/contents?checkpoint=team/k-means@2").await;
+    assert_eq!(status, StatusCode::OK, "{answer:#}");
+    assert_eq!(
+        (&answer["checkpoint"], &answer["compared_with"]),
+        (&json!("team/k-means@2"), &json!("team/k-means@1"))
+    );
+    let process = &answer["processes"][0];
+    assert_eq!(
+        (&process["pid"], &process["mapping_count"]),
+        (&json!(7), &json!(3))
+    );
+    let mapping = &process["mappings"][2];
+    assert_eq!(mapping["start"], "ffffffffff600000");
+    // Of four pages one is zero, and two are not equal to the parent's.
+    assert_eq!(mapping["pages"]["stored_pages"], 2);
+    assert_eq!(
+        answer["images"],
+        json!([{"name": "core-7.img", "size_bytes": 900}])
+    );
+    assert!(answer.get("next").is_none());
+    // The newest that can be resumed, and pages of two mappings and of one.
+    let path = "/v1/contents?checkpoint=team/k-means&limit=2";
+    let (_, first) = asked.get(path).await;
+    assert_eq!(first["next"], "7:8000");
+    let (_, second) = asked.get(&format!("{path}&after=7:8000")).await;
+    let mappings = &second["processes"][0]["mappings"];
+    assert_eq!(
+        (mappings.as_array().unwrap().len(), &second["images"]),
+        (1, &json!([]))
+    );
+    for missing in ["team/k-means@9", "nobody@1", "team/k-means@2&pid=8"] {
+        let (status, _) = asked
+            .get(&format!("/v1/contents?checkpoint={missing}"))
+            .await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{missing}");
+    }
+}
+
+#[tokio::test]
+async fn one_caller_does_not_have_all_checkpoints_described_at_once() {
+    let source = three_nodes();
+    let asked = std::sync::Arc::new(asked(std::sync::Arc::clone(&source)));
+    source.hang(true);
+    let ask = || {
+        let asked = std::sync::Arc::clone(&asked);
+        tokio::spawn(async move { asked.get("/v1/contents?checkpoint=sort@7").await.0 })
+    };
+    let waiting = [ask(), ask()];
+    // Both wait for the source; the third is refused at once, with when to come again.
+    let refused = loop {
+        tokio::task::yield_now().await;
+        let third = tokio::time::timeout(std::time::Duration::from_millis(50), ask()).await;
+        if let Ok(answered) = third {
+            break answered.unwrap();
+        }
+    };
+    assert_eq!(refused, StatusCode::SERVICE_UNAVAILABLE);
+    source.hang(false);
+    for answered in waiting {
+        assert_eq!(answered.await.unwrap(), StatusCode::OK);
     }
 }

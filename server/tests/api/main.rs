@@ -9,4 +9,6 @@ mod fixture;
 mod fresh;
 mod fuzz;
 mod lists;
+mod page;
+mod policies;
 mod scopes;

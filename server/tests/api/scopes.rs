@@ -88,6 +88,23 @@ async fn jobs_of_other_namespaces_are_not_there() {
         asked.get("/v1/jobs?job=sort").await.0,
         StatusCode::NOT_FOUND
     );
+    for of in ["sort@7", "sort", "sort@1"] {
+        let path = format!("/v1/contents?checkpoint={of}");
+        let (status, problem) = asked.get(&path).await;
+        assert_eq!(status, StatusCode::NOT_FOUND);
+        assert_eq!(problem["detail"], "there is no job \"sort\"", "{of}");
+    }
+    let (_, answer) = asked.get("/v1/activity").await;
+    for list in [
+        &answer["copies"],
+        &answer["ended"],
+        &answer["repair"]["steps"],
+    ] {
+        assert!(list[0].get("checkpoint").is_none(), "{list:#}");
+        assert_eq!(list[1]["checkpoint"], "team/k-means@2");
+    }
+    let (status, _) = asked.get("/v1/contents?checkpoint=team/k-means").await;
+    assert_eq!(status, StatusCode::OK);
     let answer = asked
         .ok(
             "/v1/resume",

@@ -9,11 +9,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use permafrost_cluster::rebuild::{self, Copy, NodeInventory};
-use permafrost_cluster::{
-    Acquaintance, Cluster, ClusterConfig, Inventories, KnownData, Operate, Operator,
-};
-use permafrost_clustered::{Registered, Registry as _};
-use permafrost_protocol::control::{NodeList, NodeStatus, request};
+use permafrost_cluster::{Cluster, ClusterConfig, Inventories, Operate, Operator};
+use permafrost_clustered::{Acquaintance, KnownData, Registered, Registry as _};
+use permafrost_protocol::control::{NodeList, NodeProbe, NodeStatus, request};
 use permafrost_protocol::wire::message::{Verified, request as to_peer};
 use permafrost_store::{Holding, StoreError};
 
@@ -44,6 +42,46 @@ impl Inventories for Written {
             ..Verified::default()
         })
     }
+
+    fn probe(&self, node: &str) -> NodeProbe {
+        NodeProbe {
+            clock_ahead_ms: Some(if node == "n2" { 7_200_000 } else { 0 }),
+            ..NodeProbe::default()
+        }
+    }
+}
+
+#[test]
+fn nodes_and_members_of_the_registry_are_asked_only_on_request() {
+    let Some(bench) = Bench::new("cluster probe", 1) else {
+        return;
+    };
+    let (one, _two) = (bench.join("n1"), bench.join("n2"));
+    let operator = operator(&one);
+    until("both are seen", || {
+        let list = look(&operator, "").unwrap();
+        list.nodes.iter().filter(|node| node.live).count() == 2
+    });
+    let plain = look(&operator, "").unwrap();
+    assert!(plain.registry.is_empty() && plain.nodes.iter().all(|node| node.probe.is_none()));
+    let probed = operator.nodes(&request::Nodes {
+        name: "n2".to_owned(),
+        probe: true,
+    });
+    let probed = probed.unwrap();
+    let [node] = probed.nodes.as_slice() else {
+        panic!("{probed:?}");
+    };
+    let ahead = node.probe.as_ref().and_then(|probe| probe.clock_ahead_ms);
+    assert_eq!(ahead, Some(7_200_000));
+    let [member] = probed.registry.as_slice() else {
+        panic!("{:?}", probed.registry);
+    };
+    assert!(member.version.starts_with("3."), "{member:?}");
+    assert!(
+        member.round_trip_us > 0 && member.error.is_empty(),
+        "{member:?}"
+    );
 }
 
 fn operator(cluster: &Cluster) -> Operator {
@@ -60,6 +98,7 @@ fn held(generation: u64, id: &str, nodes: &[&str]) -> Registered {
 fn look(operator: &Operator, name: &str) -> Result<NodeList, StoreError> {
     operator.nodes(&request::Nodes {
         name: name.to_owned(),
+        ..request::Nodes::default()
     })
 }
 

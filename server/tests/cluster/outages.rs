@@ -22,6 +22,12 @@ fn one_member_of_three_may_die_and_all_may_come_back() {
     let cluster = bench.try_join(&config, "n1", "r1").unwrap();
     let (registry, fence) = (cluster.registry(), cluster.fence());
     registry.publish(&entry("j", 1, "x"), None).unwrap();
+    let counters = cluster.registry_counters();
+    let answered = || counters.answered.counts().iter().sum::<u64>();
+    let before = answered();
+    registry.list("").unwrap();
+    assert!(answered() > before);
+    assert!(!counters.answered.sum().is_zero());
 
     // The one that this node speaks with dies; whichever is etcd's leader. A call may meet the election and be told
     // that it is over only after its deadline, but not again and again.
@@ -47,10 +53,13 @@ fn one_member_of_three_may_die_and_all_may_come_back() {
         bench.etcd.kill(index).unwrap();
     }
     let begun = Instant::now();
+    let failed = counters.failed.value();
     let error = registry.list("").unwrap_err();
     assert!(error.code() == ErrorCode::Unavailable, "{error}");
     let error = registry.publish(&entry("j", 4, "lost"), None).unwrap_err();
     assert!(error.code() == ErrorCode::Unavailable, "{error}");
+    // Renewals of the lease fail meanwhile, too.
+    assert!(counters.failed.value() >= failed + 2);
     let took = begun.elapsed();
     assert!(
         took < 2 * config.call_deadline + Duration::from_secs(3),

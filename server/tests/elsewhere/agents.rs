@@ -119,7 +119,7 @@ fn what_is_shown_by_any_node_names_the_holders() {
             checkpoint: JOB.to_owned(),
         });
         let request = control::Request {
-            version: control::VERSION,
+            version: 1,
             body: Some(show),
         };
         let body = request::Body::Control(request);
@@ -173,7 +173,7 @@ fn what_peers_read_and_what_they_were_denied_is_in_the_audit_log() {
     let name = format!("{JOB}@{}", sealed.generation);
     let call = |network: &Network, body: control::request::Body| {
         let request = control::Request {
-            version: control::VERSION,
+            version: 1,
             body: Some(body),
         };
         let body = request::Body::Control(request);

@@ -103,7 +103,7 @@ fn a_node_takes_a_copy_with_thousands_of_images() {
 
 fn control(network: &Network, body: control::request::Body) -> control::reply::Body {
     let request = control::Request {
-        version: control::VERSION,
+        version: 1,
         body: Some(body),
     };
     let body = request::Body::Control(request);

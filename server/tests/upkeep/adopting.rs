@@ -29,6 +29,7 @@ pub(super) fn write_images(dir: &Path, salts: std::ops::Range<u64>, core: &str) 
     let mapping = Mapping {
         start: address(salts.start),
         end: address(salts.end),
+        ..Mapping::default()
     };
     write(&mm_name(PID), &write_mappings(&[mapping]));
     write(&format!("core-{PID}.img"), core.as_bytes());

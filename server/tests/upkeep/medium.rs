@@ -5,10 +5,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use permafrost_criu::frontend::PageSink;
+use permafrost_metrics::Metrics;
 use permafrost_pmem::sim::SimMedium;
 use permafrost_pmem::{Medium, OpenOptions, open_medium};
 use permafrost_protocol::control::{ErrorCode, ReportedError};
-use permafrost_server::metrics::{self, Metrics};
 use permafrost_server::offline;
 use permafrost_store::{CopyRequest, SessionRequest, StoreError};
 
@@ -73,7 +73,7 @@ fn a_medium_that_fails_is_said_and_what_is_stored_is_read() {
         writable.map_err(|error| error.to_string())
     };
     let any = "127.0.0.1:0".parse().unwrap();
-    let serving = metrics::serve(any, Metrics::new(site.store.local()), ready);
+    let serving = permafrost_metrics::serve(any, Metrics::new(site.store.local()), ready);
     let server = runtime.block_on(serving).unwrap();
     let (status, body) = fetch(server.address(), "/readyz");
     assert!(

@@ -8,9 +8,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use permafrost_audit::Audit;
+use permafrost_cluster::RegistryCounters;
 use permafrost_cluster::repair::RepairProgress;
 use permafrost_cluster::scrub::{ScrubOptions, Scrubber};
 use permafrost_criu::directory::ExportedPart;
@@ -19,12 +20,10 @@ use permafrost_metering::costs::{
     Costs, CostsConfig, Learning, SavedFigures, StartSample, StartWhat,
 };
 use permafrost_metering::queues::{Direction, Queues, QueuesOptions};
+use permafrost_metrics::{CertificateNumbers, ClusterNumbers, Metrics, ReplicationNumbers};
 use permafrost_protocol::control::{RetentionRule, request};
 use permafrost_quotas::Quotas;
 use permafrost_scheduling::quantity::Seconds;
-use permafrost_server::metrics::{
-    self, CertificateNumbers, ClusterNumbers, Metrics, ReplicationNumbers,
-};
 use permafrost_store::CopyRequest;
 
 use super::site::{LIMIT, Site};
@@ -88,7 +87,7 @@ struct Scene {
     scrubber: Arc<Scrubber>,
     ready: Arc<AtomicBool>,
     _runtime: tokio::runtime::Runtime,
-    server: metrics::MetricsServer,
+    server: permafrost_metrics::MetricsServer,
 }
 
 /// Returns costs in which every figure was measured once.
@@ -116,11 +115,11 @@ fn measured() -> Arc<Costs> {
     costs
 }
 
-/// Returns quotas that are not reached.
+/// Returns quotas that are not reached, but for those of the namespace `tight`.
 fn quotas() -> Quotas {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("quotas");
-    std::fs::write(&path, "* bytes=1G checkpoints=100\n").unwrap();
+    std::fs::write(&path, "* bytes=1G checkpoints=100\ntight checkpoints=1\n").unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     Quotas::load(&path).unwrap()
 }
@@ -153,6 +152,9 @@ impl Scene {
         progress.copies_made.store(5, Ordering::Relaxed);
         progress.stranded.store(6, Ordering::Relaxed);
         progress.damaged.store(9, Ordering::Relaxed);
+        let registry = Arc::new(RegistryCounters::default());
+        registry.answered.record(Duration::from_millis(250));
+        registry.failed.add(4);
         let queues = Queues::new(QueuesOptions::default());
         drop(queues.run(Direction::Write, 1));
         let metrics = Metrics::new(site.store.local())
@@ -160,7 +162,9 @@ impl Scene {
             .scrub(&scrubber)
             .queues(&queues)
             .audit(&Arc::new(Audit::off()))
+            .page(Arc::default())
             .retention(&site.store)
+            .registry(registry)
             .repair(progress)
             .replication(|| ReplicationNumbers {
                 copies_failed: 7,
@@ -174,6 +178,7 @@ impl Scene {
                 leader: true,
                 fenced: false,
                 nodes_live: 3,
+                nodes_down: 2,
             });
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -182,7 +187,7 @@ impl Scene {
             .unwrap();
         let ready = Arc::new(AtomicBool::new(true));
         let is_ready = Arc::clone(&ready);
-        let server = runtime.block_on(metrics::serve(
+        let server = runtime.block_on(permafrost_metrics::serve(
             SocketAddr::from(([127, 0, 0, 1], 0)),
             metrics,
             move || match is_ready.load(Ordering::Relaxed) {
@@ -221,6 +226,65 @@ fn every_documented_name_is_told_and_no_other() {
         undocumented.is_empty(),
         "not in docs/metrics.md: {undocumented:?}"
     );
+}
+
+const ALERTS: &str = include_str!("../../../packaging/prometheus/alerts.yml");
+const DASHBOARD: &str = include_str!("../../../packaging/grafana/permafrost.json");
+const RUNBOOKS: &str = include_str!("../../../docs/runbooks.md");
+
+/// Returns the names of Permafrost's metrics in a text, as they are told: without the ends of a histogram's series.
+fn named(text: &str) -> BTreeSet<String> {
+    let is_of_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let words = text.split(|c| !is_of_name(c));
+    let ours = words.filter(|word| word.starts_with("permafrost_"));
+    let base = ours.map(|word| word.strip_suffix("_bucket").unwrap_or(word).to_owned());
+    base.collect()
+}
+
+/// Returns the names of the alerts.
+fn alerts() -> BTreeSet<&'static str> {
+    let names = ALERTS
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "));
+    names.collect()
+}
+
+#[test]
+fn rules_and_dashboard_ask_for_metrics_that_are_told() {
+    let scene = Scene::new();
+    scene.site.dump("job", 0..40);
+    scene.site.dump("job", 0..40);
+    let told = families(&scene.scrape());
+    for (text, least) in [(ALERTS, 30), (DASHBOARD, 50)] {
+        let asked = named(text);
+        assert!(asked.len() > least, "{asked:?}");
+        let unknown: Vec<_> = asked.difference(&told).collect();
+        assert!(unknown.is_empty(), "nobody tells {unknown:?}");
+    }
+}
+
+#[test]
+fn every_alert_has_a_severity_a_summary_and_a_section() {
+    let alerts = alerts();
+    assert!(alerts.len() > 20, "{alerts:?}");
+    let sections = RUNBOOKS
+        .lines()
+        .filter_map(|line| line.strip_prefix("### "));
+    assert_eq!(alerts, sections.collect());
+    for rule in ALERTS.split("- alert: ").skip(1) {
+        let name = rule.lines().next().unwrap();
+        let link = format!("runbooks.md#{}\n", name.to_lowercase());
+        assert!(rule.contains(&link), "{rule}");
+        assert!(rule.contains("summary: "), "{rule}");
+        let severities = ["critical", "warning", "info"];
+        let has = |severity: &&str| rule.contains(&format!("severity: {severity}\n"));
+        assert_eq!(
+            severities.iter().filter(|one| has(one)).count(),
+            1,
+            "{rule}"
+        );
+        assert!(rule.contains("job=\"permafrost\""), "{rule}");
+    }
 }
 
 #[test]
@@ -303,11 +367,23 @@ fn what_others_count_is_passed_on() {
         ("permafrost_repair_copies_made_total", 5.0),
         ("permafrost_repair_stranded", 6.0),
         ("permafrost_repair_damaged", 9.0),
+        ("permafrost_registry_failures_total", 4.0),
+        ("permafrost_registry_request_seconds_count", 1.0),
+        ("permafrost_registry_request_seconds_sum", 0.25),
+        (
+            "permafrost_registry_request_seconds_bucket{le=\"0.1\"}",
+            0.0,
+        ),
+        (
+            "permafrost_registry_request_seconds_bucket{le=\"+Inf\"}",
+            1.0,
+        ),
         ("permafrost_replication_copies_failed_total", 7.0),
         ("permafrost_replication_copies_replaced_total", 8.0),
         ("permafrost_cluster_leader", 1.0),
         ("permafrost_cluster_fenced", 0.0),
         ("permafrost_cluster_nodes_live", 3.0),
+        ("permafrost_cluster_nodes_down", 2.0),
         ("permafrost_queue_slots{direction=\"read\"}", 2.0),
         ("permafrost_queue_turns_total{direction=\"write\"}", 1.0),
         ("permafrost_queue_turns_total{direction=\"read\"}", 0.0),
@@ -349,6 +425,7 @@ fn dumps_copies_and_restores_move_them() {
     is(&now, "checkpoints{kind=\"parked\"}", 0.0);
     is(&now, "sessions{state=\"receiving\"}", 1.0);
     is(&now, "seal_seconds_count", 1.0);
+    is(&now, "dump_seconds_count", 1.0);
     is(&now, "seal_seconds_bucket{le=\"+Inf\"}", 1.0);
     assert!(now["permafrost_seal_seconds_sum"] > 0.0);
     assert!(now["permafrost_region_free_bytes"] < 0.0);
@@ -380,6 +457,7 @@ fn dumps_copies_and_restores_move_them() {
     is(&now, "copies_received_bytes_total", 4096.0);
 
     // Restores, as the daemon counts them.
+    let since = Instant::now();
     let out = tempfile::tempdir().unwrap();
     let directory = OwnedFd::from(File::open(out.path()).unwrap());
     let exported = site
@@ -389,7 +467,7 @@ fn dumps_copies_and_restores_move_them() {
         .store
         .local()
         .counters()
-        .restored(exported, |exported| exported.bytes)
+        .restored(since, exported, |exported| exported.bytes)
         .unwrap()
         .bytes;
     let failed = site.store.check_restorable("job").and_then(|()| {
@@ -401,14 +479,27 @@ fn dumps_copies_and_restores_move_them() {
         site.store
             .local()
             .counters()
-            .restored(failed, |failed| failed.bytes)
+            .restored(since, failed, |failed| failed.bytes)
             .is_err()
     );
     let now = moved();
     is(&now, "restores_total", 1.0);
+    is(&now, "restore_seconds_count", 1.0);
     is(&now, "restores_failed_total", 1.0);
     #[expect(clippy::cast_precision_loss, reason = "some hundred KiB")]
     is(&now, "restored_bytes_total", bytes as f64);
+}
+
+#[test]
+fn a_quota_that_refuses_is_counted() {
+    let scene = Scene::new();
+    let (store, counter) = (&scene.site.store, "permafrost_quota_refusals_total");
+    scene.site.dump("tight/x", 0..2);
+    scene.site.dump("loose/x", 0..2);
+    store.local().check_may_open("loose/x").unwrap();
+    assert_eq!(scene.scrape()[counter], 0.0);
+    store.local().check_may_open("tight/x").unwrap_err();
+    assert_eq!(scene.scrape()[counter], 1.0);
 }
 
 #[test]

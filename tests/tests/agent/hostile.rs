@@ -46,7 +46,7 @@ impl Wire {
 
     fn ask(&self, body: control::request::Body) -> control::reply::Body {
         let asked = request::Body::Control(control::Request {
-            version: control::VERSION,
+            version: 1,
             body: Some(body),
         });
         let answer = self.network.call(&super::name(0), asked, soon());

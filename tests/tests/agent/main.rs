@@ -4,6 +4,7 @@ mod as_a_node;
 #[path = "../common/mod.rs"]
 mod common;
 mod hostile;
+mod rounds;
 mod tasks;
 
 use std::io::{IoSlice, Read as _};
@@ -13,7 +14,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use permafrost_protocol::control;
+use permafrost_protocol::control::{self, request};
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
 use permafrost_protocol::pageserver::{Dialect, SpaceId};
 use permafrost_protocol::streamer::{FileReply, FileRequest};
@@ -34,6 +35,11 @@ struct Site {
 
 impl Site {
     fn new(nodes: usize) -> Self {
+        Self::with(nodes, &[])
+    }
+
+    /// Starts nodes with more options.
+    fn with(nodes: usize, extra: &[&str]) -> Self {
         let work = tempfile::tempdir().unwrap();
         pki(&["init", "--dir", text(&work.path().join("ca"))]).unwrap();
         let mut site = Self {
@@ -53,14 +59,33 @@ impl Site {
                     "--identity",
                     text(&identity),
                 ]
-                .map(str::to_owned)
-                .to_vec(),
+                .iter()
+                .chain(extra)
+                .map(|&argument| argument.to_owned())
+                .collect(),
                 ..Options::default()
             };
             site.nodes
                 .push(Some(Daemon::start(&dir, &options).unwrap()));
         }
         site
+    }
+
+    /// Kills a node and starts it again, at the same address.
+    fn restart(&mut self, n: usize) {
+        let node = self.nodes[n].take().expect("a node that runs");
+        let peers = node.peers().to_owned();
+        node.kill().unwrap();
+        let identity = self.work.path().join(format!("identity-{}", name(n)));
+        let options = Options {
+            listen: "none".to_owned(),
+            extra: ["--listen-peers", &peers, "--identity", text(&identity)]
+                .map(str::to_owned)
+                .to_vec(),
+            ..Options::default()
+        };
+        let started = Daemon::start(&self.path(&name(n)), &options).unwrap();
+        self.nodes[n] = Some(started);
     }
 
     /// Makes a directory in the site's own and returns its path.
@@ -256,21 +281,109 @@ fn a_refusal_of_the_node_is_answered_at_close() {
 }
 
 #[test]
+fn pages_in_pipes_go_through_an_agent() {
+    let site = Site::new(1);
+    let agent = site.agent("compute", "*", &[]);
+    let mut memory = pages(3, 700);
+    memory[100 * PAGE_SIZE..300 * PAGE_SIZE].fill(0);
+    let mut connection = Connection::connect(&agent.control()).unwrap();
+    let session = piped::open(&mut connection, "team/piped");
+    piped::hand_over_memory(&mut connection, &session, 0x40_0000, &memory).unwrap();
+    let end = request::EndPages {
+        session: session.clone(),
+    };
+    connection.call(end).unwrap();
+    let images = site.path("images");
+    fake_images(&images);
+    let images = std::fs::File::open(images).unwrap();
+    let seal = request::Seal { session };
+    let sealed = connection.call_with(seal, Some(images.as_fd()), &mut |_| {});
+    assert_eq!(sealed.unwrap().generation, 1);
+    let node = site.nodes[0].as_ref().unwrap();
+    assert!(exported_pages(node, site.work(), "team/piped") == memory);
+}
+
+#[test]
+fn the_first_request_after_a_restart_of_the_node_is_answered() {
+    let mut site = Site::new(1);
+    let agent = site.agent("compute", "*", &[]);
+    agent.json(&["ls"]).unwrap();
+    let requests: [&[&str]; 2] = [&["ls"], &["open", "--job", "any"]];
+    for arguments in requests {
+        site.restart(0);
+        let answered = agent.json(arguments);
+        assert!(answered.is_ok(), "{answered:?}\n{}", site.log(0));
+    }
+}
+
+#[test]
 fn an_agent_that_stops_gives_its_dumps_up_and_lets_go_of_their_jobs() {
     let site = Site::new(1);
-    let first = site.agent("first", "*", &[]);
+    let first = site.agent("first", "*", &["--log-format", "json"]);
+    let log = first.log();
     let opened = first.json(&["open", "--job", "held"]).unwrap();
     let mut peer = Peer::unix(opened["socket"].as_str().unwrap().as_ref(), Dialect::V32);
     peer.open();
     peer.pages(0x40_0000, &pages(1, 64));
     assert!(first.stop().unwrap().success());
     assert_ne!(peer.close().unwrap_or(-1), 0);
+    let log = std::fs::read_to_string(log).unwrap();
+    let lines = log.lines().map(|line| {
+        let line: serde_json::Value = serde_json::from_str(line).expect(line);
+        let is_ours = line["target"].as_str().unwrap().starts_with("permafrost");
+        let needs_id =
+            is_ours && ["INFO", "WARN", "ERROR"].contains(&line["level"].as_str().unwrap());
+        assert!(!needs_id || line["event"].is_string(), "{line}");
+        line["event"].as_str().unwrap_or_default().to_owned()
+    });
+    let events: Vec<_> = lines.collect();
+    for event in [
+        "daemon-ready",
+        "daemon-stopping",
+        "session-failed",
+        "daemon-stopped",
+    ] {
+        assert!(events.iter().any(|one| one == event), "{event}: {log}");
+    }
     // Sooner than a lost connection would be given up.
     let second = site.agent("second", "*", &[]);
     let deadline = Instant::now() + Duration::from_secs(15);
     while second.json(&["open", "--job", "held"]).is_err() {
         assert!(Instant::now() < deadline, "{}", site.log(0));
         std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_freeze_that_reached_its_limit_is_counted_by_the_node_that_took_the_dump() {
+    let site = Site::with(1, &["--listen-metrics", "127.0.0.1:0"]);
+    let node = site.nodes[0].as_ref().unwrap();
+    let agent = site.agent("compute", "*", &[]);
+    // A job each: the session of one is gone only when the node has seen the end of its connection.
+    let give_up = |job: &str, daemon: &Daemon, freeze_limit_reached: bool| {
+        let mut connection = Connection::connect(&daemon.control()).unwrap();
+        let open = request::Open {
+            job: job.to_owned(),
+            seal_follows: true,
+            bound_to_connection: true,
+            ..request::Open::default()
+        };
+        let session = connection.call(open).unwrap().session;
+        let abort = request::Abort {
+            session,
+            freeze_limit_reached,
+        };
+        connection.call(abort).unwrap();
+        node.counter("permafrost_freeze_limits_reached_total")
+            .unwrap()
+    };
+    for (job, daemon, is_reached, counted) in [
+        ("a", node, false, 0),
+        ("b", node, true, 1),
+        ("c", &agent, false, 1),
+        ("d", &agent, true, 2),
+    ] {
+        assert_eq!(give_up(job, daemon, is_reached), counted);
     }
 }
 

@@ -7,6 +7,8 @@
 )]
 
 pub mod clustered;
+pub mod piped;
+pub mod rounds;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

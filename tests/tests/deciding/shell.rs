@@ -38,6 +38,8 @@ fn a_daemon_that_has_measured_nothing_says_so_and_makes_nothing_up() {
         "read_bytes_per_s",
         "dump_start_s",
         "restore_start_s",
+        "lazy_bytes_per_s",
+        "lazy_start_s",
     ] {
         assert_unknown(&tier[figure]);
     }
@@ -232,4 +234,31 @@ fn after_real_dumps_and_restores_costs_are_known_and_add_up() {
     refused(&place("10G", "1"), 12, "not-enough");
     assert!(task.verify().unwrap().is_sound());
     assert_no_panic(&daemon);
+}
+
+#[test]
+fn a_simulation_against_a_daemon_has_the_decisions_of_the_library() {
+    let work = tempfile::tempdir().unwrap();
+    let daemon = quiet(work.path(), &[]);
+    let against = |workload: &str, policies: &str, media: &str| {
+        let line = [
+            "simulate",
+            "--workload",
+            workload,
+            "--policy",
+            policies,
+            "--medium",
+            media,
+            "--against",
+            "socket",
+        ];
+        let (code, results, error) = told(&daemon, &line);
+        assert_eq!(code, 0, "{error}");
+        assert_eq!(results["against"]["different"], 0, "{results}");
+        results["against"]["asked"].as_u64().unwrap()
+    };
+    let small = against("two-jobs", "kill,basic,li2015,adaptive", "hdd,ssd,nvm");
+    assert_eq!(small, 12);
+    let large = against("yarn", "basic,li2015+local,adaptive", "ssd");
+    assert!(large > 1000, "{large}");
 }

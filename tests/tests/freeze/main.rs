@@ -36,9 +36,14 @@ const PHASES: [Phase; 5] = [
     Phase::Sealed,
 ];
 
+/// Phases of a dump by stream: no page stream is opened.
+const STREAM_PHASES: [Phase; 4] = [Phase::Pages, Phase::Close, Phase::Seal, Phase::Sealed];
+
 /// A workload, and its dump that is held at a phase.
 struct Cell {
     phase: Phase,
+    /// Option that says how CRIU sends the pages.
+    way: &'static str,
     job: String,
     _dir: tempfile::TempDir,
     workload: Workload,
@@ -51,7 +56,7 @@ struct Cell {
 }
 
 impl Cell {
-    fn new(daemon: &Daemon, name: &str, phase: Phase) -> Self {
+    fn new(daemon: &Daemon, name: &str, way: &'static str, phase: Phase) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let options = workload::Options {
             size_mib: 4,
@@ -59,7 +64,8 @@ impl Cell {
         };
         Self {
             phase,
-            job: format!("{name}-{phase:?}"),
+            way,
+            job: format!("{name}{way}-{phase:?}"),
             workload: Workload::start(dir.path(), &options).unwrap(),
             tap: Tap::start(dir.path(), daemon.control(), phase),
             _dir: dir,
@@ -72,6 +78,7 @@ impl Cell {
     /// Begins the dump.
     fn begin(&mut self, limit: &str) {
         let mut command = dump(&self.tap.socket, &self.job, self.workload.pid(), limit);
+        command.arg(self.way);
         self.client = Some(command.spawn().unwrap());
     }
 
@@ -125,7 +132,8 @@ fn dump(socket: &Path, job: &str, pid: u32, limit: &str) -> Command {
     command
         .arg("--socket")
         .arg(socket)
-        .args(["dump", "--job", job, "--pid", &pid.to_string()])
+        .args(["dump", "--job", job])
+        .args(["--pid", &pid.to_string()])
         .args(["--freeze-limit", limit])
         .env(criu::CRIU, criu::find().unwrap().path)
         .stdin(Stdio::null())
@@ -137,7 +145,9 @@ fn dump(socket: &Path, job: &str, pid: u32, limit: &str) -> Command {
 /// Starts a daemon that lets all dumps run at once.
 fn daemon(dir: &Path) -> Daemon {
     let options = Options {
-        extra: vec!["--dumps-at-once=32".to_owned()],
+        extra: ["--dumps-at-once=32", "--listen-metrics=127.0.0.1:0"]
+            .map(str::to_owned)
+            .to_vec(),
         ..Options::default()
     };
     Daemon::start(dir, &options).unwrap()
@@ -165,8 +175,16 @@ fn await_callers_gone(cells: &[Cell]) {
     .unwrap();
 }
 
+/// Makes a cell for each phase.
+type CellsOf = fn(&Daemon, &str, &[Phase]) -> Vec<Cell>;
+
 fn cells(daemon: &Daemon, name: &str, phases: &[Phase]) -> Vec<Cell> {
-    let cell = |&phase: &Phase| Cell::new(daemon, name, phase);
+    let cell = |&phase: &Phase| Cell::new(daemon, name, "--page-server", phase);
+    phases.iter().map(cell).collect()
+}
+
+fn streams(daemon: &Daemon, name: &str, phases: &[Phase]) -> Vec<Cell> {
+    let cell = |&phase: &Phase| Cell::new(daemon, name, "--stream", phase);
     phases.iter().map(cell).collect()
 }
 
@@ -175,9 +193,15 @@ fn a_daemon_that_hangs_freezes_no_task_for_good() {
     if criu::for_test("a daemon that hangs").is_none() {
         return;
     }
+    // One way after the other: all cells of a daemon have to reach their phases within the limit.
+    hang(cells, &PHASES);
+    hang(streams, &STREAM_PHASES);
+}
+
+fn hang(cells: CellsOf, phases: &[Phase]) {
     let dir = tempfile::tempdir().unwrap();
     let daemon = daemon(dir.path());
-    let mut all = cells(&daemon, "hung", &PHASES);
+    let mut all = cells(&daemon, "hung", phases);
     // Their clients are killed on top of it.
     all.extend(cells(&daemon, "alone", &[Phase::Pages, Phase::Seal]));
     hold(&mut all, LIMIT);
@@ -195,6 +219,14 @@ fn a_daemon_that_hangs_freezes_no_task_for_good() {
     }
     await_callers_gone(&all);
     signal(daemon.pid(), Signal::CONT).unwrap();
+    // Clients that lived until their limit have said so before they ended, and the daemon reads it now.
+    let told = all.iter().filter(|cell| cell.job.starts_with("hung"));
+    let told = told.filter(|cell| cell.phase != Phase::Sealed).count();
+    wait_for("the count of limits", PATIENCE, || {
+        let counted = daemon.counter("permafrost_freeze_limits_reached_total")?;
+        Ok((counted == told as u64).then_some(()))
+    })
+    .unwrap();
     for cell in &all {
         if cell.phase != Phase::Sealed {
             // The daemon reads what was asked while it was stopped, and seals nothing of it.
@@ -216,9 +248,14 @@ fn a_daemon_that_dies_freezes_no_task_for_good() {
     if criu::for_test("a daemon that dies").is_none() {
         return;
     }
+    die(cells, &PHASES);
+    die(streams, &STREAM_PHASES);
+}
+
+fn die(cells: CellsOf, phases: &[Phase]) {
     let dir = tempfile::tempdir().unwrap();
     let first = daemon(dir.path());
-    let mut all = cells(&first, "dead", &PHASES);
+    let mut all = cells(&first, "dead", phases);
     hold(&mut all, LIMIT);
     first.kill().unwrap();
     for cell in &mut all {
@@ -242,15 +279,19 @@ fn a_client_a_script_or_a_criu_that_hangs_or_dies_freezes_no_task_for_good() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = daemon(dir.path());
     type Victim = fn(&Cell) -> u32;
-    let victims: [(&str, Victim, &[Phase]); 3] = [
-        ("client", Cell::client, &PHASES),
-        ("criu", |cell| cell.criu, &PHASES),
-        ("action", |cell| cell.action, &[Phase::Seal, Phase::Sealed]),
+    let late: &[Phase] = &[Phase::Seal, Phase::Sealed];
+    let victims: [(&str, Victim, &[Phase], &[Phase]); 3] = [
+        ("client", Cell::client, &PHASES, &STREAM_PHASES),
+        ("criu", |cell| cell.criu, &PHASES, &[Phase::Pages]),
+        ("action", |cell| cell.action, late, &[]),
     ];
     let mut all = Vec::new();
-    for (name, victim, phases) in victims {
+    for (name, victim, phases, stream_phases) in victims {
         for (word, how) in [("hung", Signal::STOP), ("dead", Signal::KILL)] {
-            for mut cell in cells(&daemon, &format!("{name}-{word}"), phases) {
+            let name = format!("{name}-{word}");
+            let mut these = cells(&daemon, &name, phases);
+            these.extend(streams(&daemon, &name, stream_phases));
+            for mut cell in these {
                 cell.begin(LIMIT);
                 cell.await_held();
                 if how == Signal::STOP {
@@ -296,6 +337,7 @@ fn interrupts_end_the_freeze_of_a_daemon_that_hangs() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = daemon(dir.path());
     let mut all = cells(&daemon, "interrupted", &PHASES[..4]);
+    all.extend(streams(&daemon, "interrupted", &STREAM_PHASES[..3]));
     hold(&mut all, NO_LIMIT);
     process::stop(daemon.pid()).unwrap();
     for cell in &all {

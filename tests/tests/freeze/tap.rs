@@ -6,7 +6,7 @@ use std::net::Shutdown;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
@@ -19,9 +19,9 @@ use permafrost_transport::framing;
 pub(crate) enum Phase {
     /// Before the first frame of the page stream.
     Open,
-    /// In the middle of the pages.
+    /// In the middle of the pages; of a stream, before the daemon takes the first ones.
     Pages,
-    /// Before CRIU sends CLOSE.
+    /// Before CRIU sends CLOSE; of a stream, before the daemon hears that all pages have come.
     Close,
     /// Before the request for the seal.
     Seal,
@@ -49,14 +49,18 @@ struct Hold {
     /// Sends the pid of the process that requested the seal, or 0.
     held: Sender<u32>,
     go_on: Mutex<Receiver<()>>,
+    was_held: AtomicBool,
     /// Callers whose end the daemon's kernel does not know yet.
     callers: AtomicUsize,
 }
 
 impl Hold {
-    /// Holds the dump here, if this is the configured phase.
+    /// Holds the dump here, if this is the configured phase, and the first time.
     fn reached(&self, phase: Phase, peer: u32) {
-        if phase == self.at && self.held.send(peer).is_ok() {
+        if phase == self.at
+            && !self.was_held.swap(true, Ordering::SeqCst)
+            && self.held.send(peer).is_ok()
+        {
             let _ = self.go_on.lock().recv();
         }
     }
@@ -74,6 +78,7 @@ impl Tap {
             at,
             held,
             go_on: Mutex::new(goes_on),
+            was_held: AtomicBool::new(false),
             callers: AtomicUsize::new(0),
         };
         let hold: &'static Hold = Box::leak(Box::new(hold));
@@ -116,8 +121,11 @@ fn forward_control(client: UnixStream, daemon: UnixStream, hold: &'static Hold, 
     hold.callers.fetch_add(1, Ordering::SeqCst);
     thread::spawn(move || {
         while let Ok(Some((request, fds))) = framing::recv::<Request>(&from) {
-            if matches!(request.body, Some(request::Body::Seal(_))) {
-                hold.reached(Phase::Seal, peer);
+            match request.body {
+                Some(request::Body::TakeSpace(_)) => hold.reached(Phase::Pages, 0),
+                Some(request::Body::EndPages(_)) => hold.reached(Phase::Close, 0),
+                Some(request::Body::Seal(_)) => hold.reached(Phase::Seal, peer),
+                _ => {}
             }
             let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
             if framing::send(&to, &request, &fds).is_err() {

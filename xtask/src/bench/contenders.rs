@@ -20,6 +20,8 @@ use crate::rig;
 pub(super) enum Contender {
     /// `permafrost dump` and `permafrost restore`, region on tmpfs.
     Permafrost,
+    /// `permafrost dump --stream` and `permafrost restore`, into the same region.
+    Stream,
     /// A first dump into a new region, right after the daemon's start: it has not mapped all of it yet.
     NewRegion,
     /// `criu dump` into tmpfs and `criu restore` from it.
@@ -32,6 +34,7 @@ impl std::fmt::Display for Contender {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Permafrost => "permafrost",
+            Self::Stream => "by stream",
             Self::NewRegion => "into a new region",
             Self::Local => "criu dump",
             Self::PageServer => "criu page-server",
@@ -57,8 +60,9 @@ pub(super) struct Sample {
 }
 
 impl Contender {
-    pub(super) const ALL: [Self; 4] = [
+    pub(super) const ALL: [Self; 5] = [
         Self::Permafrost,
+        Self::Stream,
         Self::NewRegion,
         Self::Local,
         Self::PageServer,
@@ -74,10 +78,11 @@ impl Contender {
         workload: &mut Workload,
     ) -> Result<Sample> {
         match self {
-            Self::Permafrost => permafrost(daemon, workload),
+            Self::Permafrost => permafrost(daemon, workload, &["--page-server"]),
+            Self::Stream => permafrost(daemon, workload, &["--stream"]),
             Self::NewRegion => {
                 let daemon = Daemon::start(work, region)?;
-                let sample = permafrost(&daemon, workload)?;
+                let sample = permafrost(&daemon, workload, &[])?;
                 daemon.stop()?;
                 Ok(sample)
             }
@@ -89,12 +94,14 @@ impl Contender {
 
 /// Runs Permafrost with a fresh job each time, so that no page is found in a parent. The job is removed, so that the
 /// region never fills.
-fn permafrost(daemon: &Daemon, workload: &mut Workload) -> Result<Sample> {
+fn permafrost(daemon: &Daemon, workload: &mut Workload, options: &[&str]) -> Result<Sample> {
     let pid = workload.pid().to_string();
     let memory = MemoryPeak::watch(daemon.pid());
     let cpu = process::cpu_time(daemon.pid())?;
     let start = Instant::now();
-    let dumped = daemon.json(&["dump", "--pid", &pid, "--job", "bench"])?;
+    let mut dump = vec!["dump", "--pid", &pid, "--job", "bench"];
+    dump.extend(options);
+    let dumped = daemon.json(&dump)?;
     let dump_ms = ms(start.elapsed());
     let server_cpu_s = (process::cpu_time(daemon.pid())? - cpu).as_secs_f64();
     workload.wait_until_gone()?;

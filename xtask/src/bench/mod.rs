@@ -9,6 +9,7 @@ mod queues;
 mod recovery;
 mod replicas;
 mod report;
+mod suspension;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -40,6 +41,8 @@ enum Bench {
     Lazy(lazy::Options),
     /// Dumps beside clients that ask the HTTP API without pause
     Clients(clients::Options),
+    /// Suspending, killing and shrinking real tasks that share a limited memory, as in papers 001 and 004
+    Suspension(suspension::Options),
 }
 
 /// Options of the bench.
@@ -124,6 +127,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Some(Bench::Queues(options)) => queues::run(options),
         Some(Bench::Lazy(options)) => lazy::run(options),
         Some(Bench::Clients(options)) => clients::run(options),
+        Some(Bench::Suspension(options)) => suspension::run(options),
     }
 }
 

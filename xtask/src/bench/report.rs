@@ -26,10 +26,16 @@ struct Figure {
     measured: &'static [Contender],
     /// Contenders, and the largest permitted ratio of Permafrost's median to theirs.
     aims: &'static [(Contender, f64)],
+    /// Largest permitted ratio of a stream's median to that of Permafrost's page server.
+    stream_aim: Option<f64>,
 }
 
 /// Contenders that are Permafrost.
-const OURS: [Contender; 2] = [Contender::Permafrost, Contender::NewRegion];
+const OURS: [Contender; 3] = [
+    Contender::Permafrost,
+    Contender::Stream,
+    Contender::NewRegion,
+];
 
 const FIGURES: [Figure; 6] = [
     Figure {
@@ -38,6 +44,7 @@ const FIGURES: [Figure; 6] = [
         of: |sample, _| sample.frozen_ms,
         measured: &Contender::ALL,
         aims: &[(Contender::Local, 0.8), (Contender::PageServer, 0.5)],
+        stream_aim: Some(1.0),
     },
     Figure {
         name: "of that, writing pages",
@@ -45,6 +52,7 @@ const FIGURES: [Figure; 6] = [
         of: |sample, _| sample.memwrite_ms,
         measured: &Contender::ALL,
         aims: &[],
+        stream_aim: None,
     },
     Figure {
         name: "dump, wall",
@@ -52,6 +60,7 @@ const FIGURES: [Figure; 6] = [
         of: |sample, _| sample.dump_ms,
         measured: &Contender::ALL,
         aims: &[],
+        stream_aim: None,
     },
     Figure {
         name: "restore, wall",
@@ -59,6 +68,7 @@ const FIGURES: [Figure; 6] = [
         of: |sample, _| sample.restore_ms,
         measured: &Contender::ALL,
         aims: &[(Contender::Local, 1.0)],
+        stream_aim: None,
     },
     Figure {
         name: "server's processor time",
@@ -66,10 +76,12 @@ const FIGURES: [Figure; 6] = [
         of: |sample, size_mib| sample.server_cpu_s * 1024.0 / as_f64(size_mib),
         measured: &[
             Contender::Permafrost,
+            Contender::Stream,
             Contender::NewRegion,
             Contender::PageServer,
         ],
         aims: &[],
+        stream_aim: None,
     },
     Figure {
         name: "permafrostd's memory, peak",
@@ -77,6 +89,7 @@ const FIGURES: [Figure; 6] = [
         of: |sample, _| as_f64(sample.daemon_memory_bytes >> 10) / 1024.0,
         measured: &OURS,
         aims: &[],
+        stream_aim: None,
     },
 ];
 
@@ -156,6 +169,7 @@ impl Measured {
             "of criu dump".to_owned(),
             "of page-server".to_owned(),
             "aim".to_owned(),
+            "stream".to_owned(),
         ]);
         let mut rows = vec![head];
         for figure in &FIGURES {
@@ -174,6 +188,7 @@ impl Measured {
                 );
             }
             row.push(self.aim(figure));
+            row.push(self.stream(figure));
             rows.push(row);
         }
         rows
@@ -203,6 +218,23 @@ impl Measured {
             Some(format!("≤ {most} {}", verdict(ratio <= *most)))
         });
         aims.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Describes the ratio of a stream's median to that of Permafrost's page server.
+    fn stream(&self, figure: &Figure) -> String {
+        let medians = || {
+            let stream = median(&self.values(figure, Contender::Stream))?;
+            let ours = median(&self.values(figure, Contender::Permafrost))?;
+            (ours > 0.0).then_some(stream / ours)
+        };
+        match (medians(), figure.stream_aim) {
+            (None, _) => "–".to_owned(),
+            (Some(ratio), None) => format!("{ratio:.2} × ours"),
+            (Some(ratio), Some(most)) => {
+                let verdict = if ratio <= most { "met" } else { "MISSED" };
+                format!("{ratio:.2} × ours, ≤ {most} {verdict}")
+            }
+        }
     }
 
     fn json(&self) -> Value {
@@ -245,11 +277,13 @@ mod tests {
             samples: vec![
                 (Contender::Permafrost, samples(&[3.0, 4.0, 50.0])),
                 (Contender::Local, samples(&[8.0, 1.0, 9.0])),
+                (Contender::Stream, samples(&[5.0, 5.0, 5.0])),
             ],
         };
         assert_eq!(measured.ratio(&FIGURES[0], Contender::Local), Some(0.5));
         assert_eq!(measured.ratio(&FIGURES[0], Contender::PageServer), None);
         assert_eq!(measured.aim(&FIGURES[0]), "≤ 0.8 met");
+        assert_eq!(measured.stream(&FIGURES[0]), "1.25 × ours, ≤ 1 MISSED");
         assert_eq!(
             measured.ratio(&FIGURES[5], Contender::Local),
             None,

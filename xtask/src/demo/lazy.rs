@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use permafrost_tests::binaries;
 use permafrost_tests::cluster::{Cluster, Setup};
+use permafrost_tests::criu;
 use permafrost_tests::daemon::Daemon;
 use permafrost_tests::status::Status;
 use permafrost_tests::workload::{self, Workload};
@@ -37,6 +38,7 @@ report() {
     done
 }
 if [ "$way" = lazy ]; then
+    : >"$dir/told"
     "$permafrost" restore demo --lazy >/dev/null 2>"$dir/told" &
     while ! grep -q "runs as process" "$dir/told"; do
         kill -0 $! 2>/dev/null || { cat "$dir/told" >&2; exit 1; }
@@ -100,6 +102,7 @@ pub(super) fn run(options: &Options, interrupt: &Interrupt) -> Result<()> {
     let dumped = Command::new(binaries::path("permafrost")?)
         .args(dump)
         .env("PERMAFROST_SOCKET", cluster.node(0).control())
+        .env(criu::CRIU, &criu::find()?.path)
         .output()
         .context("run permafrost dump")?;
     ensure!(
@@ -163,6 +166,7 @@ impl CloneProcess {
         command.arg(binaries::path("permafrost")?);
         command.arg(way).arg(dir).arg(pid);
         command.env("PERMAFROST_SOCKET", node.control());
+        command.env(criu::CRIU, &criu::find()?.path);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("start unshare")?;
         let told = child.stdout.take().context("read what the clone tells")?;

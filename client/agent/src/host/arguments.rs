@@ -16,16 +16,77 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging to standard error. RUST_LOG sets the level; the default is `info`.
-pub fn init_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal()).init(),
-        LogFormat::Json => log.json().init(),
+/// Filter of a log that was started; it can be changed while the program runs.
+pub struct LogFilter(Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>);
+
+impl LogFilter {
+    /// Replaces the filter, which has the syntax of RUST_LOG.
+    ///
+    /// # Errors
+    /// The text is no filter; the error is a message.
+    pub fn set(&self, text: &str) -> Result<(), String> {
+        (self.0)(env_filter(text)?)
     }
+}
+
+/// Starts logging to standard error with a filter in the syntax of RUST_LOG. Without one, RUST_LOG sets it; the default
+/// is `info`. From then on panics are logged, too.
+pub fn init_log(format: LogFormat, filter: Option<&str>) -> LogFilter {
+    super::panics::log_panics(format);
+    let filter = match filter {
+        Some(text) => env_filter(text).ok(),
+        None => EnvFilter::try_from_default_env().ok(),
+    };
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter.unwrap_or_else(|| EnvFilter::new("info")))
+        .with_writer(std::io::stderr);
+    let failed = |error: tracing_subscriber::reload::Error| error.to_string();
+    match format {
+        LogFormat::Text => {
+            let log = log
+                .with_ansi(std::io::stderr().is_terminal())
+                .with_filter_reloading();
+            let handle = log.reload_handle();
+            log.init();
+            LogFilter(Box::new(move |filter| {
+                handle.reload(filter).map_err(failed)
+            }))
+        }
+        LogFormat::Json => {
+            let log = log.json().flatten_event(true).with_filter_reloading();
+            let handle = log.reload_handle();
+            log.init();
+            LogFilter(Box::new(move |filter| {
+                handle.reload(filter).map_err(failed)
+            }))
+        }
+    }
+}
+
+fn env_filter(text: &str) -> Result<EnvFilter, String> {
+    let wrong = |error| format!("{text:?} is no level such as info, nor a filter: {error}");
+    EnvFilter::builder().parse(text).map_err(wrong)
+}
+
+/// Parses a filter of the log, such as `info` or `info,permafrost_cluster=debug`.
+///
+/// # Errors
+/// The text is no filter; the error is a message.
+pub fn parse_log_filter(text: &str) -> Result<String, String> {
+    // An empty variable is none.
+    let text = if text.is_empty() { "info" } else { text };
+    // A word that is no level would be the name of a module with nothing to log.
+    let is_word = !text.contains(['=', ',', '[']);
+    if is_word
+        && text
+            .parse::<tracing_subscriber::filter::LevelFilter>()
+            .is_err()
+    {
+        return Err(format!(
+            "{text:?} is none of off, error, warn, info, debug and trace"
+        ));
+    }
+    env_filter(text).map(|_| text.to_owned())
 }
 
 /// Formats an error and its causes. A cause that the error's own message already contains is not repeated.
@@ -150,6 +211,22 @@ mod tests {
             in_full(&Outer::Plain(Inner { source })),
             "load it: read key.pem: no such file"
         );
+    }
+
+    #[test]
+    fn a_filter_is_a_level_or_levels_of_modules() {
+        assert_eq!(parse_log_filter("").as_deref(), Ok("info"));
+        for good in [
+            "info",
+            "OFF",
+            "warn,permafrost_cluster=debug",
+            "permafrost_store=trace",
+        ] {
+            assert_eq!(parse_log_filter(good).as_deref(), Ok(good));
+        }
+        for bad in ["loud", "info,x=loud", "x=="] {
+            assert!(parse_log_filter(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

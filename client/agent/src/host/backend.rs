@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use permafrost_criu::ProgressReceiver;
 use permafrost_criu::frontend::PageSink;
-use permafrost_criu::lazy::TouchedPages;
 use permafrost_criu::source::LazySource;
 use permafrost_identity::Peer;
+use permafrost_lazy::{FillGate, TouchedPages};
 use permafrost_protocol::control::{self, reply, request};
 use permafrost_protocol::manifest::Origin;
 use tokio::sync::watch;
@@ -80,14 +80,14 @@ pub trait DumpSession: Send + Sync + 'static {
 pub struct Lent<'a> {
     /// `JOB` or `JOB@GEN`.
     pub checkpoint: &'a str,
-    /// Request whose place in the queue is kept until all pages were brought; `None` for one that brings pages when they
-    /// are needed, and is not queued.
+    /// Request whose background transfer takes its turn in the queue; `None` for one that brings pages when they are
+    /// needed.
     pub queued: Option<&'a request::Thaw>,
 }
 
-/// Function that serves a checkpoint to lazy restores.
+/// Function that serves a checkpoint to lazy restores. The gate opens when it is the turn of the background transfer.
 pub type ServeLazily<'a> =
-    &'a mut dyn FnMut(&dyn LazySource) -> Result<control::LazyServed, control::Error>;
+    &'a mut dyn FnMut(&dyn LazySource, &FillGate) -> Result<control::LazyServed, control::Error>;
 
 /// Keeper of checkpoints, on this host or on others. Every method blocks: each connection's thread calls them.
 pub trait Backend: Send + Sync + 'static {
@@ -107,6 +107,9 @@ pub trait Backend: Send + Sync + 'static {
         request: request::Open,
         waits: &mut dyn Waits,
     ) -> Result<Arc<Self::Session>, control::Error>;
+
+    /// Returns a session that was opened, as long as it is known.
+    fn session(&self, id: &str) -> Option<Arc<Self::Session>>;
 
     /// Assigns a session to the one connection that brings its pages. `hang_up` ends that connection. `client`
     /// is the connection's remote end, `None` if that is not known.
@@ -166,6 +169,15 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     /// No such checkpoint, or a damaged manifest.
     fn show(&self, show: &request::Show) -> Result<control::Detail, control::Error>;
+
+    /// Returns what a checkpoint consists of, compared with another one.
+    ///
+    /// # Errors
+    /// No such checkpoint; an image of it does not decode; there is more than fits into a reply.
+    fn contents(
+        &self,
+        contents: &request::Describe,
+    ) -> Result<control::CheckpointContents, control::Error>;
 
     /// Removes a checkpoint, or every one of a job. Returns their number.
     ///
@@ -320,6 +332,12 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     /// No cluster or no such node; data would be lost with the node.
     fn set_node(&self, set: &request::SetNode) -> Result<control::NodeList, control::Error>;
+
+    /// Sets the version of the registry that the cluster uses. Returns all nodes.
+    ///
+    /// # Errors
+    /// No cluster, or a node that was not removed does not speak the version.
+    fn set_level(&self, set: &request::SetLevel) -> Result<control::NodeList, control::Error>;
 
     /// Lists the nodes' checkpoints in the registry again.
     ///

@@ -5,13 +5,16 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use permafrost_criu::frontend;
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, Reply, Request, reply, request};
+use permafrost_protocol::versions::{self, Interface, RELEASE};
 use permafrost_transport::framing;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::net::UnixListener;
 
 use super::error::RequestError;
+use super::intake::{PipedDump, Sender};
 use super::{Backend, Client, DumpSession, Shared, Waits, endpoints, lazy, page_server_socket};
 
 /// Time after which a peer that does not read its replies is given up.
@@ -19,6 +22,17 @@ const REPLY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Shortest time between two progress messages.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
+
+/// Returns the bytes of pages that can wait in pipes, as [`control::SessionOpened`] has them: 0 only if no pipes are
+/// taken.
+fn pipe_bytes() -> u64 {
+    let take = request::Body::TakeSpace(request::TakeSpace::default());
+    let spoken = versions::own().of(Interface::Control);
+    if !spoken.contains(control::since(&take)) {
+        return 0;
+    }
+    frontend::pipe_bytes().map_or(u64::MAX, |bytes| bytes.max(1))
+}
 
 pub(super) async fn accept<B: Backend>(shared: Arc<Shared<B>>, listener: UnixListener) {
     loop {
@@ -29,7 +43,7 @@ pub(super) async fn accept<B: Backend>(shared: Arc<Shared<B>>, listener: UnixLis
                     .name("control".to_owned())
                     .spawn(move || serve(&shared, &stream));
                 if let Err(error) = spawned {
-                    tracing::error!(%error, "no thread for a control connection");
+                    tracing::error!(event = "control-thread-failed", %error, "no thread for a control connection");
                 }
             }
             Err(error) => endpoints::accept_failed(&error).await,
@@ -42,13 +56,13 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, stream: &UnixStream) {
         .set_nonblocking(false)
         .and_then(|()| stream.set_write_timeout(Some(REPLY_PATIENCE)));
     if let Err(error) = prepared {
-        tracing::warn!(%error, "control connection");
+        tracing::warn!(event = "control-connection-failed", %error, "control connection");
         return;
     }
     let client = match endpoints::user_of(stream) {
         Ok(client) => client,
         Err(error) => {
-            tracing::warn!(%error, "control connection");
+            tracing::warn!(event = "control-connection-failed", %error, "control connection");
             return;
         }
     };
@@ -61,7 +75,7 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, stream: &UnixStream) {
                     stream,
                     client: &client,
                 };
-                let body = handler.answer(&mut bound, request, fds.into_iter().next());
+                let body = handler.answer(&mut bound, request, fds);
                 if let Err(error) = framing::send(stream, &Reply { body: Some(body) }, &[]) {
                     tracing::debug!(%error, "reply not sent");
                     break;
@@ -78,8 +92,9 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, stream: &UnixStream) {
 }
 
 /// Sessions and checkpoints that end with a connection.
-#[derive(Default)]
-struct Bound {
+struct Bound<B: Backend> {
+    /// Dump whose pages the connection brings.
+    dump: Option<PipedDump<B>>,
     sessions: Vec<String>,
     /// Sessions that are rounds of a pre-copy.
     rounds: Vec<String>,
@@ -87,7 +102,18 @@ struct Bound {
     sealed_rounds: Vec<String>,
 }
 
-impl Bound {
+impl<B: Backend> Default for Bound<B> {
+    fn default() -> Self {
+        Self {
+            dump: None,
+            sessions: Vec::new(),
+            rounds: Vec::new(),
+            sealed_rounds: Vec::new(),
+        }
+    }
+}
+
+impl<B: Backend> Bound<B> {
     /// Returns true if the reply to a request can change what ends with its connection.
     fn is_noted(body: &request::Body) -> bool {
         use request::Body::{Open, Remove, Seal};
@@ -120,7 +146,10 @@ impl Bound {
     }
 
     /// Discards everything: the client has ended or has given up.
-    fn end<B: Backend>(self, backend: &B, client: &Client) {
+    fn end(self, backend: &B, client: &Client) {
+        if let Some(dump) = self.dump {
+            dump.give_up(backend, client);
+        }
         for session in self.sessions {
             // Sealed ones are gone already.
             backend.drop_session(&session);
@@ -143,6 +172,7 @@ impl Bound {
             if let Err(error) = removed {
                 let error = error.message;
                 tracing::warn!(
+                    event = "pre-copy-round-not-removed",
                     round = remove.checkpoint,
                     error,
                     "round of a pre-copy not removed"
@@ -159,17 +189,14 @@ struct Handler<'a, B> {
 }
 
 impl<B: Backend> Handler<'_, B> {
-    fn answer(self, bound: &mut Bound, request: Request, fd: Option<OwnedFd>) -> reply::Body {
-        if request.version != control::VERSION {
-            let version = request.version;
-            return reply::Body::Error(RequestError::Version { version }.into());
-        }
-        let Some(body) = request.body else {
-            return reply::Body::Error(RequestError::Unknown.into());
+    fn answer(self, bound: &mut Bound<B>, request: Request, fds: Vec<OwnedFd>) -> reply::Body {
+        let body = match request.known("the daemon", versions::own()) {
+            Ok(body) => body.clone(),
+            Err(unknown) => return reply::Body::Error(unknown.into()),
         };
         let trail = self.shared.backend.trail(self.client, &body);
-        let noted = Bound::is_noted(&body).then(|| body.clone());
-        let answered = self.dispatch(body, fd);
+        let noted = Bound::<B>::is_noted(&body).then(|| body.clone());
+        let answered = self.dispatch(bound, body, fds);
         if let (Some(body), Ok(answered)) = (noted, &answered) {
             bound.note(&body, answered);
         }
@@ -179,7 +206,11 @@ impl<B: Backend> Handler<'_, B> {
         match answered {
             Ok(body) => body,
             Err(error) => {
-                tracing::info!(error = error.message, "request refused");
+                tracing::info!(
+                    event = "request-refused",
+                    error = error.message,
+                    "request refused"
+                );
                 reply::Body::Error(error)
             }
         }
@@ -187,17 +218,22 @@ impl<B: Backend> Handler<'_, B> {
 
     fn dispatch(
         self,
+        bound: &mut Bound<B>,
         body: request::Body,
-        fd: Option<OwnedFd>,
+        fds: Vec<OwnedFd>,
     ) -> Result<reply::Body, control::Error> {
         // Names are checked before anything is done with them.
         Access::of_control(&body)?;
         let backend = &*self.shared.backend;
-        let descriptor = || fd.ok_or(RequestError::NoDescriptor);
+        let sender = Sender {
+            shared: self.shared,
+            stream: self.stream,
+            client: self.client,
+        };
         Ok(match body {
             request::Body::Open(open) => reply::Body::SessionOpened(self.open(open)?),
             request::Body::Seal(seal) => {
-                let images = descriptor()?;
+                let images = first(fds)?;
                 let caller = Caller(self.stream);
                 if caller.is_gone() {
                     // The request may have come while this process was stopped: the freeze has ended without the seal.
@@ -210,10 +246,13 @@ impl<B: Backend> Handler<'_, B> {
                 reply::Body::Done(control::Done { count: 1 })
             }
             request::Body::Adopt(adopt) => {
-                reply::Body::Checkpoint(backend.adopt(adopt, descriptor()?)?)
+                reply::Body::Checkpoint(backend.adopt(adopt, first(fds)?)?)
             }
             request::Body::List(list) => reply::Body::Checkpoints(backend.list(&list)?),
             request::Body::Show(show) => reply::Body::Detail(backend.show(&show)?),
+            request::Body::Describe(contents) => {
+                reply::Body::Contents(backend.contents(&contents)?)
+            }
             request::Body::Remove(remove) => reply::Body::Done(control::Done {
                 count: backend.remove(&remove)?,
             }),
@@ -242,33 +281,42 @@ impl<B: Backend> Handler<'_, B> {
             }
             request::Body::Export(export) => reply::Body::Exported(backend.export(
                 &export,
-                descriptor()?,
+                first(fds)?,
                 &mut Caller(self.stream),
                 &mut progress(self.stream),
             )?),
             request::Body::Import(import) => reply::Body::Checkpoint(backend.import(
                 &import,
-                descriptor()?,
+                first(fds)?,
                 &mut Caller(self.stream),
                 &mut progress(self.stream),
             )?),
             request::Body::Stream(stream) => reply::Body::Exported(backend.stream(
                 &stream,
-                descriptor()?,
+                first(fds)?,
                 self.stream,
                 &mut Caller(self.stream),
                 &mut progress(self.stream),
             )?),
             request::Body::Lend(lend) => {
-                reply::Body::LazyServed(lazy::lend(self.shared, self.stream, &lend, descriptor()?)?)
+                reply::Body::LazyServed(lazy::lend(self.shared, self.stream, &lend, first(fds)?)?)
             }
             request::Body::Thaw(thaw) => {
-                reply::Body::LazyServed(lazy::thaw(backend, self.stream, &thaw, descriptor()?)?)
+                reply::Body::LazyServed(lazy::thaw(backend, self.stream, &thaw, first(fds)?)?)
+            }
+            request::Body::TakeSpace(take) => {
+                sender.take_space(&mut bound.dump, &take, fds)?;
+                reply::Body::Done(control::Done { count: 1 })
+            }
+            request::Body::EndPages(end) => {
+                sender.end_pages(&mut bound.dump, &end)?;
+                reply::Body::Done(control::Done { count: 1 })
             }
             request::Body::Status(_) => reply::Body::Status(self.status()?),
             request::Body::Nodes(nodes) => reply::Body::Nodes(backend.nodes(&nodes)?),
             request::Body::SetNode(set) => reply::Body::Nodes(backend.set_node(&set)?),
             request::Body::Rebuild(rebuild) => reply::Body::Rebuilt(backend.rebuild(&rebuild)?),
+            request::Body::SetLevel(set) => reply::Body::Nodes(backend.set_level(&set)?),
             request::Body::Deny(deny) => reply::Body::Denials(backend.deny(&deny)?),
             request::Body::Reserve(reserve) => reply::Body::Reserved(backend.reserve(&reserve)?),
             request::Body::CancelReservation(cancel) => {
@@ -306,12 +354,15 @@ impl<B: Backend> Handler<'_, B> {
             parent_generation,
             parent_origin,
             depends_on: backend.depends_on(),
+            pipe_bytes: pipe_bytes(),
         })
     }
 
     fn status(&self) -> Result<control::ServerStatus, control::Error> {
         Ok(control::ServerStatus {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: RELEASE.to_owned(),
+            speaks: Some(versions::own().clone()),
+            pipe_bytes: frontend::pipe_bytes(),
             pid: std::process::id(),
             uptime_s: self.shared.started.elapsed().as_secs(),
             address: self
@@ -324,6 +375,11 @@ impl<B: Backend> Handler<'_, B> {
             ..self.shared.backend.status()?
         })
     }
+}
+
+/// Returns the descriptor of a request that takes one.
+fn first(fds: Vec<OwnedFd>) -> Result<OwnedFd, RequestError> {
+    fds.into_iter().next().ok_or(RequestError::NoDescriptor)
 }
 
 /// Caller of a request that waits.

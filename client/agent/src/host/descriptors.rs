@@ -11,6 +11,6 @@ pub fn raise_descriptor_limit() {
         ..limit
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "limit of open descriptors not raised");
+        tracing::warn!(event = "descriptor-limit-not-raised", %error, "limit of open descriptors not raised");
     }
 }

@@ -18,12 +18,13 @@ pub fn end_within(patience: Duration) {
         .spawn(move || {
             thread::sleep(patience);
             tracing::error!(
+                event = "stop-timed-out",
                 seconds = patience.as_secs(),
                 "the stop takes too long: ended as by a crash; the next start recovers the region"
             );
             process::exit(INCOMPLETE);
         });
     if let Err(error) = spawned {
-        tracing::warn!(%error, "no thread to bound the time of the stop");
+        tracing::warn!(event = "stop-not-bounded", %error, "no thread to bound the time of the stop");
     }
 }

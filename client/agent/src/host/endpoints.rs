@@ -222,7 +222,7 @@ pub(super) fn user_of(stream: &StdUnixStream) -> io::Result<Client> {
 }
 
 pub(crate) async fn accept_failed(error: &io::Error) {
-    tracing::warn!(%error, "connection not accepted");
+    tracing::warn!(event = "connection-not-accepted", %error, "connection not accepted");
     tokio::time::sleep(ACCEPT_PAUSE).await;
 }
 
@@ -349,7 +349,7 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, target: &Target<B::Session>, conne
         }
     });
     if let Err(error) = spawned {
-        tracing::error!(%error, "no thread for a connection");
+        tracing::error!(event = "connection-thread-failed", %error, "no thread for a connection");
     }
 }
 

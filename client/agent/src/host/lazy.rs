@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_criu::frontend::{self, LentCheckpoint};
-use permafrost_criu::lazy::{self, LazyBrought, LazyEvent, LazyOrder, TouchedPages};
 use permafrost_criu::source::LazySource;
+use permafrost_lazy::{LazyBrought, LazyEvent, LazyOrder, TouchedPages};
 use permafrost_protocol::control::{self, Reply, ReportedError as _, reply, request};
 use permafrost_protocol::manifest::JobName;
 use permafrost_transport::framing;
@@ -46,7 +46,7 @@ pub(super) fn thaw<B: Backend>(
         checkpoint: &thaw.checkpoint,
         queued: (!thaw.touched_only).then_some(thaw),
     };
-    backend.lend(&wanted, &mut Caller(stream), &mut |source| {
+    backend.lend(&wanted, &mut Caller(stream), &mut |source, gate| {
         source.hold();
         let begun = has_begun(&criu, stream, &HOLD_PERIOD, &mut || source.hold());
         if !begun.map_err(endpoints::failed("wait for CRIU"))? {
@@ -57,23 +57,32 @@ pub(super) fn thaw<B: Backend>(
         let order = LazyOrder {
             touched_only: thaw.touched_only,
             first: if thaw.hybrid { &known } else { &none },
+            gate,
         };
-        let brought = lazy::bring(&criu, source, order, &mut |event| tell(stream, &event));
+        let brought =
+            permafrost_lazy::bring(&criu, source, order, &mut |event| tell(stream, &event));
         match brought {
             Ok(LazyBrought {
                 faults,
                 bytes,
                 touched,
+                rest,
             }) => {
                 // Where everything is brought, most accesses come too late to be seen.
                 let mut order = if thaw.touched_only { none } else { known };
                 order.extend(&touched);
                 backend.record_touched(source.record(), &order);
-                Ok(served(source, faults, bytes))
+                let (rest_bytes, rest) = rest.unwrap_or_default();
+                Ok(control::LazyServed {
+                    rest_bytes,
+                    rest_us: u64::try_from(rest.as_micros()).unwrap_or(u64::MAX),
+                    ..served(source, faults, bytes)
+                })
             }
             Err(failure) => {
                 let error = failure.error.to_reply();
                 tracing::error!(
+                    event = "lazy-pages-missing",
                     checkpoint = thaw.checkpoint,
                     error = error.message,
                     "processes lack pages"
@@ -136,6 +145,7 @@ fn served(source: &dyn LazySource, requests: u64, bytes: u64) -> control::LazySe
         checkpoint: Some(source.record().clone()),
         requests,
         bytes,
+        ..control::LazyServed::default()
     }
 }
 
@@ -154,7 +164,7 @@ pub(super) fn lend<B: Backend>(
     };
     shared
         .backend
-        .lend(&wanted, &mut Caller(stream), &mut |source| {
+        .lend(&wanted, &mut Caller(stream), &mut |source, _| {
             let lent = LentCheckpoint::new(source)?;
             source.hold();
             let places = Arc::new(Semaphore::new(CONNECTIONS));
@@ -163,7 +173,7 @@ pub(super) fn lend<B: Backend>(
                     let connection = match connection {
                         Ok(connection) => connection,
                         Err(error) => {
-                            tracing::warn!(%error, "connection not accepted");
+                            tracing::warn!(event = "connection-not-accepted", %error, "connection not accepted");
                             if error.kind() == std::io::ErrorKind::InvalidInput {
                                 break;
                             }
@@ -182,7 +192,7 @@ pub(super) fn lend<B: Backend>(
                         serve(shared, source, lent, name, connection);
                     });
                     if let Err(error) = serving {
-                        tracing::warn!(%error, "no thread for a connection");
+                        tracing::warn!(event = "lazy-thread-failed", %error, "no thread for a connection");
                     }
                 }
             });
@@ -313,7 +323,7 @@ impl Listener {
                     continue;
                 }
                 Err(errno) => {
-                    tracing::error!(%errno, "listener not watched");
+                    tracing::error!(event = "listener-not-watched", %errno, "listener not watched");
                     return None;
                 }
                 Ok(_) => {}

@@ -80,6 +80,7 @@ impl Places {
         refusals.since += 1;
         if refusals.logged.is_none_or(|at| at.elapsed() >= LOG_PERIOD) {
             tracing::warn!(
+                event = "page-server-connections-refused",
                 reason,
                 count = refusals.since,
                 "page-server connections refused"

@@ -15,9 +15,13 @@ mod descriptors;
 mod ending;
 mod endpoints;
 mod error;
+mod intake;
 mod lazy;
 mod limits;
+pub mod manual;
+mod notify;
 mod owner;
+mod panics;
 mod private_memory;
 mod run_dir;
 mod touched;
@@ -41,6 +45,7 @@ pub(crate) use endpoints::{accept_failed, accept_owner};
 pub use backend::{Backend, Client, DumpSession, Lent, Patiently, ServeLazily, Trail, Waits};
 pub use descriptors::raise_descriptor_limit;
 pub use ending::{STOPPING, end_within};
+pub use notify::notify_manager;
 pub use private_memory::keep_memory_private;
 pub use run_dir::make_private_dir;
 pub use touched::TouchedFiles;
@@ -163,7 +168,7 @@ impl Bound {
         let unguarded = options.tls.is_none();
         if let Some(address) = address.filter(|a| unguarded && !a.ip().is_loopback()) {
             tracing::warn!(
-                %address,
+                event = "page-server-port-open", %address,
                 "the page-server port is open to the network: anyone who reaches it can store pages (with --identity, only criu --tls can)"
             );
         }
@@ -269,7 +274,7 @@ fn remove_socket(path: &Path) {
     if let Err(error) = std::fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::warn!(path = %path.display(), %error, "socket not removed");
+        tracing::warn!(event = "socket-not-removed", path = %path.display(), %error, "socket not removed");
     }
 }
 

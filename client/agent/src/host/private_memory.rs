@@ -7,13 +7,13 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior,
 pub fn keep_memory_private() {
     // Since prctl(2) speaks for itself alone, a limit is set beside it: it holds for handlers of core files, too.
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        tracing::warn!(%error, "this process can be traced by others of its user");
+        tracing::warn!(event = "process-traceable", %error, "this process can be traced by others of its user");
     }
     let none = Rlimit {
         current: Some(0),
         maximum: Some(0),
     };
     if let Err(error) = setrlimit(Resource::Core, none) {
-        tracing::warn!(%error, "this process may write core files");
+        tracing::warn!(event = "core-files-possible", %error, "this process may write core files");
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use permafrost_criu::lazy::TouchedPages;
+use permafrost_lazy::TouchedPages;
 
 /// Most files that are kept, 200 kB each at most: the oldest goes.
 const MAX_FILES: usize = 256;
@@ -34,7 +34,7 @@ impl TouchedFiles {
     /// Keeps the order of a checkpoint.
     pub fn store(&self, checkpoint: &str, touched: &TouchedPages) {
         if let Err(error) = self.try_store(checkpoint, touched) {
-            tracing::warn!(checkpoint, %error, "order of accesses not kept");
+            tracing::warn!(event = "access-order-not-kept", checkpoint, %error, "order of accesses not kept");
         }
     }
 
@@ -70,7 +70,7 @@ impl TouchedFiles {
 
 #[cfg(test)]
 mod tests {
-    use permafrost_criu::lazy::TouchedPage;
+    use permafrost_lazy::TouchedPage;
 
     use super::*;
 

@@ -126,7 +126,7 @@ impl RemoteCheckpoint {
             let mut opened = match arriving {
                 Ok(arriving) => arriving.opened,
                 Err(error) => {
-                    tracing::warn!(node = holder, checkpoint = name_of(&record), %error, "no manifest");
+                    tracing::warn!(event = "manifest-not-fetched", node = holder, checkpoint = name_of(&record), %error, "no manifest");
                     failure.get_or_insert(refusal(&error, HINT));
                     failed.push(holder);
                     continue;
@@ -143,7 +143,11 @@ impl RemoteCheckpoint {
                 }
                 _ => {
                     let error = corrupt(&record, &format!("manifest from {holder}"));
-                    tracing::error!(error = error.message, "another manifest than is listed");
+                    tracing::error!(
+                        event = "manifest-differs",
+                        error = error.message,
+                        "another manifest than is listed"
+                    );
                     failure.get_or_insert(error);
                 }
             }
@@ -212,6 +216,7 @@ impl RemoteCheckpoint {
             };
             let checkpoint = name_of(&self.record);
             tracing::warn!(
+                event = "positions-not-fetched",
                 node = holder,
                 checkpoint,
                 error = error.message,
@@ -359,7 +364,7 @@ impl RemoteCheckpoint {
                 match self.frames_from(holder, others, outline, &mut rest, &mut take) {
                     Err(Stop::Node(error)) => {
                         let (checkpoint, next_index) = (name_of(&self.record), rest.from_index);
-                        tracing::warn!(node = holder, checkpoint, next_index, %error, "pages end early");
+                        tracing::warn!(event = "pages-ended-early", node = holder, checkpoint, next_index, %error, "pages end early");
                         // A node gives up a reader that does not read for long; a restored task may have to wait for
                         // others. A request that the node itself refuses will be refused again.
                         let again = rest.from_index > begun_at

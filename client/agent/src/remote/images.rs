@@ -2,7 +2,7 @@
 
 use std::io;
 
-use permafrost_criu::source::{CheckpointSource, PageRun, PagesOut, ReadError};
+use permafrost_criu::source::{CheckpointSource, OutlinePages, PageRun, PagesOut, ReadError};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 
@@ -29,6 +29,15 @@ impl CheckpointSource for RemoteCheckpoint {
 
     fn pagemap(&self, place: usize) -> Result<Vec<u8>, control::Error> {
         self.pagemap(place)
+    }
+
+    fn positions(
+        &self,
+        place: usize,
+        take: &mut dyn FnMut(u64, OutlinePages<'_>),
+    ) -> Result<(), control::Error> {
+        self.outline(place)?.each(take);
+        Ok(())
     }
 
     fn pages(&self, place: usize, out: &mut PagesOut<'_>) -> Result<(), ReadError<control::Error>> {

@@ -137,6 +137,7 @@ impl ReportedError for PeerFailure<'_> {
             PeerError::Refused { error, .. } => error.code(),
             PeerError::NoAddress { .. }
             | PeerError::Unreachable { .. }
+            | PeerError::Versions { .. }
             | PeerError::Lost { .. }
             | PeerError::Ended { .. }
             | PeerError::Deadline { .. } => ErrorCode::Unavailable,

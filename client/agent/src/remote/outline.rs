@@ -7,6 +7,7 @@
 //! u64 first index | u32 pages | u16 flags | u8 1 if the pages are stored, 0 for zeros | u8 0 | u32 CRC32 of each stored page
 //! ```
 
+pub use permafrost_criu::source::OutlinePages;
 use permafrost_protocol::PAGE_SIZE;
 use permafrost_protocol::wire::frame::{Kind, MAX_PAYLOAD_BYTES};
 use permafrost_transport::peer::ReceivedFrame;
@@ -43,15 +44,6 @@ impl Run {
     fn end(&self) -> u64 {
         self.first_index + self.pages
     }
-}
-
-/// Pages of a run.
-#[derive(Clone, Copy, Debug)]
-pub enum OutlinePages<'a> {
-    /// Number of zero pages.
-    Zero(u64),
-    /// Checksums of stored pages.
-    Stored(&'a [u32]),
 }
 
 /// Encoder of an outline.
@@ -171,6 +163,13 @@ impl Outline {
             encoder.push(run.first_index, run.flags, self.pages_of(run), send)?;
         }
         encoder.finish(send)
+    }
+
+    /// Passes on the runs, ascending: first index and pages.
+    pub(super) fn each(&self, take: &mut dyn FnMut(u64, OutlinePages<'_>)) {
+        for run in &self.runs {
+            take(run.first_index, self.pages_of(run));
+        }
     }
 
     /// Returns the runs, ascending: first index, flags and number of pages.

@@ -95,7 +95,7 @@ impl RemoteCheckpoint {
                 }
                 Err(Stop::Taker(error)) => return Err(ReadError::Taker(error)),
                 Err(Stop::Node(error)) => {
-                    tracing::warn!(node = holder, checkpoint = name_of(&self.record), image = image.name, %error, "no image");
+                    tracing::warn!(event = "image-not-fetched", node = holder, checkpoint = name_of(&self.record), image = image.name, %error, "no image");
                     self.ask_last(holder);
                     failure.get_or_insert(refusal(&error, HINT));
                 }

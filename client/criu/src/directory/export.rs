@@ -142,7 +142,7 @@ impl<S: CheckpointSource<Error: From<DirectoryError>>> Export<'_, S> {
     fn undo(&self) {
         for name in &self.created {
             if let Err(error) = self.directory.remove(name) {
-                tracing::warn!(name, %error, "image not removed");
+                tracing::warn!(event = "image-not-removed", name, %error, "image not removed");
             }
         }
     }

@@ -40,6 +40,8 @@ pub(super) struct Intake<'scope, 'env, K> {
     space_bytes: u64,
     /// True if no thread could be started for the address space.
     is_tried: bool,
+    /// True if every sink gets a thread of its own.
+    is_aside: bool,
     /// The first refusal. The sink was told to abort.
     refusal: Option<SinkError>,
 }
@@ -125,7 +127,16 @@ impl<'scope, 'env, K: PageSink + Send> Intake<'scope, 'env, K> {
             lane: Lane::Here { sink, chunk },
             space_bytes: 0,
             is_tried: false,
+            is_aside: false,
             refusal: None,
+        }
+    }
+
+    /// Gives each sink a thread of its own, not only one that is slow: for pages that come faster than through a socket.
+    pub(super) fn aside(self) -> Self {
+        Self {
+            is_aside: true,
+            ..self
         }
     }
 
@@ -238,7 +249,11 @@ impl<'scope, 'env, K: PageSink + Send> Intake<'scope, 'env, K> {
             return;
         };
         let is_large = self.space_bytes >= THREAD_BYTES;
-        if !is_large || self.is_tried || !sink.is_slow() || self.refusal.is_some() {
+        if !is_large
+            || self.is_tried
+            || !(self.is_aside || sink.is_slow())
+            || self.refusal.is_some()
+        {
             return;
         }
         let (full, to_take) = sync_channel::<Chunk>(CHUNKS);
@@ -254,7 +269,7 @@ impl<'scope, 'env, K: PageSink + Send> Intake<'scope, 'env, K> {
         let thread = match thread.spawn_scoped(self.scope, take) {
             Ok(thread) => thread,
             Err(error) => {
-                tracing::warn!(%error, "no thread for the pages of a dump");
+                tracing::warn!(event = "intake-thread-failed", %error, "no thread for the pages of a dump");
                 // Not tried again for this space.
                 self.is_tried = true;
                 return;

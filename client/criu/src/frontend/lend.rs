@@ -7,14 +7,31 @@ use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_protocol::images::{ImageError, Pagemap};
 use permafrost_protocol::manifest::SpaceType;
 use permafrost_protocol::pageserver::{Answer, Event, PageServer, ProtocolError, Want};
 use permafrost_protocol::{PAGE_BYTES, control};
 
 use super::pageserver::{Bounded, await_end, read_full};
-use crate::lazy::LazyError;
 use crate::source::{LazySource, PageRun, ReadError};
+
+/// A pagemap that is damaged.
+///
+/// Cure: restore an older generation, see permafrost verify.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct PagemapError(ImageError);
+
+impl ReportedError for PagemapError {
+    fn code(&self) -> ErrorCode {
+        ErrorCode::Corrupt
+    }
+
+    fn hint(&self) -> &'static str {
+        "restore an older generation, see permafrost verify"
+    }
+}
 
 /// Most pages of one answer: 4 MiB. A client asks again for the rest.
 const MAX_PAGES: u16 = 1024;
@@ -81,7 +98,7 @@ impl<'a> LentCheckpoint<'a> {
         let mut spaces = BTreeMap::new();
         for (place, space) in source.manifest().spaces.iter().enumerate() {
             if space.space_type() == SpaceType::Process {
-                let ranges = ranges(&source.pagemap(place)?).map_err(LazyError::from)?;
+                let ranges = ranges(&source.pagemap(place)?).map_err(PagemapError)?;
                 spaces.insert(space.id, LentSpace { place, ranges });
             }
         }

@@ -9,6 +9,7 @@ mod lend;
 mod pageserver;
 mod pipe;
 mod sink;
+mod space;
 mod streamer;
 
 pub use capture::{Capture, CaptureError, CaptureLimits, MAX_SOCKET_PATH, StreamReceiver};
@@ -16,4 +17,5 @@ pub use lend::{LendError, LentCheckpoint, lend};
 pub use pageserver::{Bounded, ConversationEnd, ServeError, serve};
 pub use pipe::Pipe;
 pub use sink::{PageSink, SinkError};
+pub use space::{SpaceError, SpaceLimits, SpacePipes, pipe_bytes};
 pub use streamer::{StreamError, Streamed, accept, stream};

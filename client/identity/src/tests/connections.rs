@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use permafrost_protocol::wire::ALPN;
+use permafrost_protocol::versions::{self, Interface};
+use permafrost_protocol::wire;
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{ClientConfig, Connection, ConnectionError, Endpoint, ServerConfig};
 use rustls::pki_types::pem::PemObject;
@@ -92,7 +93,7 @@ fn unchecked(trusts: &Path, shows: Option<&Path>) -> ClientConfig {
             .unwrap(),
         None => builder.with_no_client_auth(),
     };
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = wire::offered(Interface::Wire.built());
     ClientConfig::new(Arc::new(QuicClientConfig::try_from(config).unwrap()))
 }
 
@@ -224,7 +225,8 @@ fn an_open_endpoint_follows_a_rotation() {
         identity.downcast::<Vec<CertificateDer<'static>>>().unwrap()[0].clone()
     };
     runtime().block_on(async {
-        let server = listen(node.quic_server_config().unwrap());
+        let spoken = versions::own().of(Interface::Wire);
+        let server = listen(node.quic_server_config(spoken).unwrap());
         let name = server_name("n1");
         let (held, first) = meet(&server, agent.quic_client_config(), &name).await;
         let (held, first) = (held.unwrap(), first.unwrap());

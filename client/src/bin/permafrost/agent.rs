@@ -74,7 +74,7 @@ pub(crate) struct AgentArguments {
 const MAX_RECONNECT: Duration = Duration::from_secs(20);
 
 pub(crate) fn agent(arguments: AgentArguments) -> Result<(), Failure> {
-    init_log(arguments.log_format);
+    init_log(arguments.log_format, None);
     host::keep_memory_private();
     host::raise_descriptor_limit();
     let options = AgentOptions {
@@ -119,13 +119,15 @@ pub(crate) fn agent(arguments: AgentArguments) -> Result<(), Failure> {
         if writeln!(std::io::stdout(), "{ready}").is_err() {
             tracing::debug!("standard output is closed");
         }
-        tracing::info!("{ready}");
-        tokio::select! {
-            _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
-            _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
-        }
+        tracing::info!(event = "daemon-ready", "{ready}");
+        let signal = tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+        };
+        tracing::info!(event = "daemon-stopping", "{signal}: stopping");
         end_within(STOPPING);
         agent.stop().await;
+        tracing::info!(event = "daemon-stopped", "stopped");
         Ok(())
     });
     // Threads that still serve a connection end with the process.

@@ -16,11 +16,11 @@ use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
+use permafrost_terminal::names::name_of;
 use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
 use permafrost_terminal::table::facts;
 
 use crate::transfer::{GetArguments, PutArguments, import, open_directory};
-use crate::words::name_of;
 
 /// Compression of an archive that is written.
 #[derive(Clone, Copy, Debug, ValueEnum)]

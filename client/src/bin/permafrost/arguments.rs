@@ -1,9 +1,11 @@
 //! Arguments that several commands have.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use permafrost_protocol::manifest::{CheckpointRef, CheckpointRefError, JobName, JobNameError};
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::names::checkpoint_name;
 
 /// Number of nodes on which a dump must be durable before it is acknowledged.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -29,22 +31,13 @@ impl Durability {
     }
 }
 
-/// Parses a job's name; an empty name stands for none.
-pub(crate) fn job_name(name: &str) -> Result<String, JobNameError> {
-    name.parse::<JobName>().map(String::from)
-}
-
-/// Parses a namespace: a job's name without a slash.
-pub(crate) fn namespace(name: &str) -> Result<String, String> {
-    if name.contains('/') {
-        return Err("a namespace has no slash".to_owned());
-    }
-    job_name(name).map_err(|error| error.to_string())
-}
-
-/// Parses a checkpoint's name.
-pub(crate) fn checkpoint_name(name: &str) -> Result<String, CheckpointRefError> {
-    name.parse::<CheckpointRef>().map(|name| name.to_string())
+/// Parses the arguments of a command, behind its name, so that every option not named has its default.
+pub(crate) fn parse<A: Args>(line: Vec<OsString>) -> Result<A, Failure> {
+    let command = A::augment_args(clap::Command::new("permafrost"));
+    command
+        .try_get_matches_from(line)
+        .and_then(|matches| A::from_arg_matches(&matches))
+        .map_err(|error| Failure::new(Code::Internal, error.to_string()))
 }
 
 /// Priority and deadline in a queue of dumps or restores.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use permafrost_agent::host::manual::CommandDocument;
 use permafrost_transport::control::DEFAULT_SOCKET;
 
 const ABOUT_EXIT_CODES: &str = "\
@@ -25,7 +26,7 @@ Exit codes:
     9  not allowed
    10  permafrostd cannot be reached, or went away
    11  not enough nodes, no holder there, nothing known, or the registry is away: try again later
-   12  the plan frees less than requested, or there are too few nodes for the copies
+   12  less was freed than requested, by a plan or in fact, or there are too few nodes for the copies
   130  interrupted
 
 Examples:
@@ -43,7 +44,7 @@ pub(crate) struct Cli {
     #[arg(long, global = true, value_name = "PATH", env = "PERMAFROST_SOCKET", default_value = DEFAULT_SOCKET)]
     pub(crate) socket: PathBuf,
 
-    /// Print JSON.
+    /// Print JSON instead of text for people.
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
@@ -53,6 +54,16 @@ pub(crate) struct Cli {
 
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// Arguments of `permafrost generate`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct GenerateArguments {
+    /// Document to write: a completion script to standard output, or man pages.
+    pub(crate) document: CommandDocument,
+    /// Directory for the man pages.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) to: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -66,6 +77,9 @@ pub(crate) enum Command {
     /// Keep what processes need that are restored lazily. `permafrost restore --lazy` starts it.
     #[command(hide = true)]
     LazyKeeper,
+    /// Write man pages or a completion script from this definition. Packages are made with it.
+    #[command(hide = true)]
+    Generate(GenerateArguments),
     /// Bring a process tree back.
     #[command(after_help = crate::restore::RESTORE_EXAMPLES)]
     Restore(crate::restore::RestoreArguments),
@@ -80,7 +94,10 @@ pub(crate) enum Command {
     #[command(visible_alias = "list")]
     Ls(crate::inspect::LsArguments),
     /// Show a checkpoint in full: address spaces, runs, deltas, sizes.
-    Show(crate::arguments::OneCheckpoint),
+    Show(crate::inspect::ShowArguments),
+    /// Show what changed between two checkpoints of a job: processes, mappings, pages, open files.
+    #[command(after_help = permafrost_inspect::DIFF_EXAMPLES)]
+    Diff(permafrost_inspect::DiffArguments),
     /// Remove checkpoints.
     #[command(visible_alias = "remove")]
     Rm(crate::manage::RmArguments),
@@ -91,29 +108,29 @@ pub(crate) enum Command {
     /// Read every page and compare it with its checksum.
     Verify(crate::transfer::VerifyArguments),
     /// Read every page, heal damaged ones from other nodes, and set aside what cannot be healed.
-    #[command(after_help = crate::scrub::SCRUB_EXAMPLES)]
-    Scrub(crate::scrub::ScrubArguments),
+    #[command(after_help = permafrost_operations::SCRUB_EXAMPLES)]
+    Scrub(permafrost_operations::ScrubArguments),
     /// Free the space that removed checkpoints have left between others.
-    #[command(after_help = crate::gc::GC_EXAMPLES)]
-    Gc(crate::gc::GcArguments),
+    #[command(after_help = permafrost_operations::GC_EXAMPLES)]
+    Gc(permafrost_operations::GcArguments),
     /// List, rotate or destroy the keys for encryption at rest.
-    #[command(after_help = crate::keys::KEYS_EXAMPLES)]
-    Keys(crate::keys::KeysArguments),
+    #[command(after_help = permafrost_operations::KEYS_EXAMPLES)]
+    Keys(permafrost_operations::KeysArguments),
     /// Say what is kept: rules of retention, of namespaces and of jobs.
-    #[command(after_help = crate::retention::RETENTION_EXAMPLES)]
-    Retention(Box<crate::retention::RetentionArguments>),
+    #[command(after_help = permafrost_operations::RETENTION_EXAMPLES)]
+    Retention(Box<permafrost_operations::RetentionArguments>),
     /// Remove what the rules of retention do not keep, or say what that is.
-    #[command(after_help = crate::prune::PRUNE_EXAMPLES)]
-    Prune(crate::prune::PruneArguments),
+    #[command(after_help = permafrost_operations::PRUNE_EXAMPLES)]
+    Prune(permafrost_operations::PruneArguments),
     /// Look after the files that the region is on: list, add, grow, drain, remove, check, salvage.
-    #[command(after_help = crate::region::REGION_EXAMPLES)]
-    Region(crate::region::RegionArguments),
+    #[command(after_help = permafrost_operations::REGION_EXAMPLES)]
+    Region(permafrost_operations::RegionArguments),
     /// Give the pages of a bare `criu --page-server` a job.
     #[command(after_help = crate::manage::ADOPT_EXAMPLES)]
     Adopt(crate::manage::AdoptArguments),
     /// Have every CRIU of this machine store its dumps.
-    #[command(after_help = crate::hooks::HOOKS_EXAMPLES)]
-    InstallCriuHooks(crate::hooks::HooksArguments),
+    #[command(after_help = permafrost_operations::HOOKS_EXAMPLES)]
+    InstallCriuHooks(permafrost_operations::HooksArguments),
     /// Open a session for `criu --page-server`.
     #[command(after_help = crate::manage::OPEN_EXAMPLES)]
     Open(crate::manage::OpenArguments),
@@ -123,13 +140,22 @@ pub(crate) enum Command {
     #[command(after_help = crate::reserve::RESERVE_EXAMPLES)]
     Reserve(crate::reserve::ReserveArguments),
     /// Show the state of permafrostd, or wait until it answers.
-    Status(crate::status::StatusArguments),
+    Status(permafrost_operations::StatusArguments),
+    /// Check this machine, permafrostd and the cluster, and say what to do.
+    #[command(after_help = permafrost_inspect::DOCTOR_EXAMPLES)]
+    Doctor(Box<permafrost_inspect::DoctorArguments>),
+    /// Show queues, transfers and nodes, live.
+    #[command(after_help = permafrost_inspect::TOP_EXAMPLES)]
+    Top(permafrost_inspect::TopArguments),
+    /// Collect what a report of a defect needs, without secrets and memory contents.
+    #[command(after_help = permafrost_inspect::REPORT_EXAMPLES)]
+    Report(Box<permafrost_inspect::ReportArguments>),
     /// Listen on a compute node without storage, over the storage nodes of a cluster.
     #[command(after_help = crate::agent::AGENT_EXAMPLES)]
     Agent(crate::agent::AgentArguments),
     /// Look after the nodes of a cluster: list, drain, remove.
-    #[command(after_help = crate::node::NODE_EXAMPLES)]
-    Node(crate::node::NodeArguments),
+    #[command(after_help = permafrost_operations::NODE_EXAMPLES)]
+    Node(permafrost_operations::NodeArguments),
     /// Show what is known of the nodes: room, measured bandwidths, queues.
     #[command(after_help = crate::nodes::NODES_EXAMPLES)]
     Nodes(crate::nodes::NodesArguments),
@@ -138,6 +164,24 @@ pub(crate) enum Command {
     Cost(Box<crate::cost::CostArguments>),
     /// Say whom to preempt and how, where to resume, where to put copies.
     Plan(Box<crate::plan::PlanArguments>),
+    /// Replay workloads through the policies of preemption, and compare them with the papers' numbers.
+    #[command(after_help = permafrost_bench::SIMULATE_EXAMPLES)]
+    Simulate(Box<permafrost_bench::SimulateArguments>),
+    /// Carry out a plan: preempt process trees of this machine, each in the way that costs least.
+    #[command(after_help = crate::preempt::PREEMPT_EXAMPLES)]
+    Preempt(Box<crate::preempt::PreemptArguments>),
+    /// Suspend a process tree in memory: SIGTSTP, and the freezer for processes that run on.
+    #[command(after_help = crate::suspension::SUSPEND_EXAMPLES)]
+    Suspend(crate::suspension::SuspendArguments),
+    /// Resume what was suspended in memory.
+    #[command(after_help = crate::suspension::RESUME_EXAMPLES)]
+    Resume(crate::suspension::ResumeArguments),
+    /// Take processors and memory of a process tree that goes on, in steps.
+    #[command(after_help = crate::shrinking::SHRINK_EXAMPLES)]
+    Shrink(crate::shrinking::ShrinkArguments),
+    /// Give back what `shrink` has taken.
+    #[command(after_help = crate::shrinking::GROW_EXAMPLES)]
+    Grow(crate::shrinking::GrowArguments),
     /// Make tokens for the HTTP API.
     #[command(after_help = permafrost_credentials::TOKEN_EXAMPLES)]
     Token(permafrost_credentials::TokenArguments),
@@ -168,6 +212,8 @@ mod tests {
                 &["rm", &format!("{name}@1")],
                 &["ls", name],
                 &["show", name],
+                &["diff", name, "a@1"],
+                &["diff", "a@1", name],
                 &["pin", name],
                 &["verify", name],
                 &["scrub", name],

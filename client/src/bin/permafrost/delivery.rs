@@ -3,7 +3,7 @@
 //! most pages, which the daemon brings while the restored processes run.
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd as _};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::thread;
@@ -72,18 +72,18 @@ pub(crate) struct Wanted<'a> {
 impl Delivery {
     /// Prepares streaming into `images`, unless the path is too long for a socket.
     pub(crate) fn stream(images: &Path) -> Result<Self, Failure> {
+        // CRIU connects by the whole path.
         let path = images.join(SERVE_SOCKET);
         if path.as_os_str().len() > MAX_SOCKET_PATH {
             return Ok(Self::Directory);
         }
-        let listener =
-            UnixListener::bind(&path).map_err(|error| Failure::io("listen on", &path, &error))?;
-        Ok(Self::Stream(listener))
+        Ok(Self::Stream(listen(images, SERVE_SOCKET)?))
     }
 
     /// Prepares a lazy restore whose CRIU runs in `work`.
     pub(crate) fn lazy(work: &Path, options: LazyOptions) -> Result<Self, Failure> {
-        let listener = lazy::listen(work)?;
+        // CRIU connects by a relative path, so that of `work` may be long.
+        let listener = listen(work, lazy::SOCKET)?;
         Ok(Self::Lazy(listener, options))
     }
 
@@ -178,6 +178,14 @@ impl Delivery {
             }
         }
     }
+}
+
+/// Listens on a socket in a directory, whose own path may be longer than that of a socket.
+fn listen(directory: &Path, name: &str) -> Result<UnixListener, Failure> {
+    let failed = |error| Failure::io("listen in", directory, &error);
+    let opened = File::open(directory).map_err(failed)?;
+    let short = format!("/proc/self/fd/{}/{name}", opened.as_raw_fd());
+    UnixListener::bind(short).map_err(failed)
 }
 
 /// Has the daemon accept the CRIU that will connect to `listener`, and waits for its turn. Returns the time in the

@@ -4,13 +4,14 @@ use clap::Args;
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control::{Checkpoint, Checkpoints, Detail, request};
 use permafrost_protocol::manifest::{AddressSpace, Kind, Manifest, SpaceType};
+use permafrost_terminal::api::ApiArguments;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
+use permafrost_terminal::names::{job_name, name_of};
 use permafrost_terminal::table::{Align, Table, facts};
 
-use crate::arguments::{OneCheckpoint, job_name};
-use crate::words::name_of;
+use crate::arguments::OneCheckpoint;
 
 #[derive(Debug, Args)]
 pub(crate) struct LsArguments {
@@ -224,7 +225,31 @@ fn parent(checkpoint: &Checkpoint) -> String {
     }
 }
 
-pub(crate) fn show(context: &Context, arguments: &OneCheckpoint) -> Result<(), Failure> {
+#[derive(Debug, Args)]
+pub(crate) struct ShowArguments {
+    #[command(flatten)]
+    checkpoint: OneCheckpoint,
+    /// Show the address spaces instead: each mapping with its permissions, its file, and what of it is stored, shared
+    /// with the parent generation, or zero. Reads no pages of memory.
+    #[arg(long)]
+    maps: bool,
+    /// Only this process.
+    #[arg(long, requires = "maps", value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Option<u32>,
+    #[command(flatten)]
+    api: ApiArguments,
+}
+
+pub(crate) fn show(context: &Context, arguments: &ShowArguments) -> Result<(), Failure> {
+    if arguments.maps {
+        let pid = arguments.pid.unwrap_or(0);
+        let checkpoint = &arguments.checkpoint.checkpoint;
+        return permafrost_inspect::maps(context, checkpoint, pid, &arguments.api);
+    }
+    if arguments.api.api.is_some() {
+        context.remark("--api is for --maps: the daemon of this machine tells the rest");
+    }
+    let arguments = &arguments.checkpoint;
     let detail = context.connect()?.call(request::Show {
         checkpoint: arguments.checkpoint.clone(),
     })?;

@@ -4,10 +4,8 @@
 //! until everything was brought: if the daemon ends before, the processes wait for their pages, and the keeper ends them,
 //! so that they do not read zeros. This command can go.
 
-use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::thread;
 use std::time::Duration;
@@ -24,7 +22,7 @@ use crate::delivery::{Wanted, begin};
 use crate::lazy_keeper;
 
 /// Name of the socket to which `criu restore --lazy-pages` connects, in its work directory (`criu/uffd.c`).
-const SOCKET: &str = "lazy-pages.socket";
+pub(crate) const SOCKET: &str = "lazy-pages.socket";
 
 /// Options of a lazy restore.
 #[derive(Clone, Copy, Debug)]
@@ -46,20 +44,13 @@ pub(crate) struct LazyReport {
     pub(crate) bytes: u64,
 }
 
-/// Listens for the CRIU that runs in `work`.
-pub(crate) fn listen(work: &Path) -> Result<UnixListener, Failure> {
-    let failed = |error| Failure::io("listen in", work, &error);
-    let directory = File::open(work).map_err(failed)?;
-    // The path of a socket may have 107 bytes; CRIU itself uses a relative one.
-    let short = format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd());
-    UnixListener::bind(short).map_err(failed)
-}
-
 /// A transfer of pages that is under way.
 pub(crate) struct LazyTransfer {
     /// Connection to the keeper.
     connection: Connection,
     keeper: Child,
+    /// Log of the keeper.
+    log: PathBuf,
     waited: Duration,
 }
 
@@ -94,6 +85,7 @@ impl LazyTransfer {
         Ok(Self {
             connection,
             keeper,
+            log: lazy_keeper::log_path(context),
             waited,
         })
     }
@@ -125,6 +117,7 @@ impl LazyTransfer {
         context.remark(&format!("{name} runs as process {pid}; its memory follows"));
         let mut display = ProgressDisplay::new(context, format!("memory of {name}"));
         let served = self.receive(&mut |done, total| display.update(done, total));
+        let log = self.log;
         served.map_err(|error| {
             // A daemon that has given up does not bring the rest.
             if interrupts.came() && matches!(error, ControlError::Closed) {
@@ -132,7 +125,7 @@ impl LazyTransfer {
                     "interrupted: {name} goes on as process {pid}; the daemon brings the rest of its memory"
                 ));
             }
-            explain(name, pid, error)
+            explain(name, pid, &log, error)
         })
     }
 
@@ -141,7 +134,7 @@ impl LazyTransfer {
         let name = name.to_owned();
         thread::spawn(move || {
             if let Err(error) = self.receive(&mut |_, _| {}) {
-                eprintln!("{}", explain(&name, pid, error).message);
+                eprintln!("{}", explain(&name, pid, &self.log, error).message);
             }
         });
     }
@@ -157,8 +150,14 @@ impl LazyTransfer {
     }
 }
 
-/// Returns the failure of a transfer to processes that run.
-fn explain(name: &str, pid: u32, error: ControlError) -> Failure {
+/// Returns the failure of a transfer to processes that run, with the keeper's log.
+fn explain(name: &str, pid: u32, log: &Path, error: ControlError) -> Failure {
+    let mut failure = failure_of(name, pid, error);
+    failure.log = log.exists().then(|| log.to_owned());
+    failure
+}
+
+fn failure_of(name: &str, pid: u32, error: ControlError) -> Failure {
     let cause = match error {
         ControlError::Closed | ControlError::Receive(_) => {
             let message = format!(

@@ -12,11 +12,11 @@ use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
+use permafrost_terminal::names::checkpoint_name;
 use permafrost_terminal::table::facts;
 use serde::Serialize;
 use std::os::fd::AsFd as _;
 
-use crate::arguments::checkpoint_name;
 use crate::transfer::{open_directory, prepare_directory};
 
 pub(crate) const LEND_EXAMPLES: &str = "\
@@ -80,7 +80,10 @@ pub(crate) fn lend(context: &Context, arguments: &LendArguments) -> Result<(), F
         .call_with(export, Some(directory.as_fd()), &mut |_| {})
         .map_err(explain)?;
     let checkpoint = exported.checkpoint.as_ref();
-    let name = checkpoint.map_or(arguments.checkpoint.clone(), crate::words::name_of);
+    let name = checkpoint.map_or(
+        arguments.checkpoint.clone(),
+        permafrost_terminal::names::name_of,
+    );
     let (listener, address) = listen(arguments)?;
     let _made = arguments.listen_unix.as_deref().map(MadeSocket);
     let request = request::Lend {

@@ -11,13 +11,12 @@ use permafrost_protocol::manifest::Origin;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
+use permafrost_terminal::names::{checkpoint_name, job_name, name_of};
 use permafrost_terminal::progress::QueueDisplay;
 use permafrost_terminal::table::facts;
 
-use crate::arguments::{checkpoint_name, job_name};
 use crate::dump::check_fits;
 use crate::transfer::open_directory;
-use crate::words::name_of;
 
 pub(crate) const ADOPT_EXAMPLES: &str = "\
 A bare `criu dump --page-server` names no job, so its pages are parked. This gives them one, with the \
@@ -261,6 +260,7 @@ fn human_opened(opened: &SessionOpened, arguments: &OpenArguments) -> String {
 pub(crate) fn abort(context: &Context, arguments: &AbortArguments) -> Result<(), Failure> {
     let done = context.connect()?.call(request::Abort {
         session: arguments.session.clone(),
+        ..request::Abort::default()
     })?;
     context.print(&done, |_| {
         format!("session {} is discarded", arguments.session)

@@ -2,7 +2,9 @@
 
 use clap::Args;
 use permafrost_api_types::figure::Figure;
-use permafrost_api_types::nodes::{ListedNode, NodeState, NodeTier, NodesAnswer, Queue};
+use permafrost_api_types::nodes::{
+    ListedNode, NodeMemory, NodeState, NodeTier, NodesAnswer, Queue,
+};
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
@@ -14,7 +16,9 @@ use crate::api::{self, ApiArguments};
 
 pub(crate) const NODES_EXAMPLES: &str = "\
 WRITE and READ are the bandwidths that were measured of dumps and restores, with how long ago the newest was; \
-QUEUED is what waits before a new one, and how long that takes. `-` is not known: --json says why.
+QUEUED is what waits before a new one, and how long that takes. Where a machine has swap, a line below has its free \
+memory and swap, and how fast it has paged within the last hour: suspension in memory goes by them. `-` is not known: \
+--json says why.
 
 Any node answers for all, out of its memory; `permafrost node` is for their operation (drain, remove).
 
@@ -87,6 +91,7 @@ fn human_nodes(answer: &NodesAnswer) -> String {
         ("FREE", Align::Right),
         ("WRITE", Align::Right),
         ("READ", Align::Right),
+        ("LAZY", Align::Right),
         ("WRITES QUEUED", Align::Right),
         ("READS QUEUED", Align::Right),
         ("SEEN", Align::Right),
@@ -114,6 +119,7 @@ fn human_nodes(answer: &NodesAnswer) -> String {
                 nothing(),
                 nothing(),
                 nothing(),
+                nothing(),
                 seen,
             ]);
             continue;
@@ -129,6 +135,7 @@ fn human_nodes(answer: &NodesAnswer) -> String {
                 human::bytes(tier.free_bytes),
                 rate(&tier.write_bytes_per_s),
                 rate(&tier.read_bytes_per_s),
+                rate(&tier.lazy_bytes_per_s),
                 queue(&tier.write_queue),
                 queue(&tier.read_queue),
                 seen.clone(),
@@ -137,12 +144,26 @@ fn human_nodes(answer: &NodesAnswer) -> String {
     }
     let mut text = table.render();
     for node in &answer.nodes {
+        if let Some(memory) = &node.memory {
+            text.push_str(&format!("{}: {}\n", node.name, human_memory(memory)));
+        }
         for doubt in &node.doubts {
             text.push_str(&format!("{}: not believed: {doubt}\n", node.name));
         }
     }
     text.push_str(&as_of(&answer.answered_by, answer.age_s));
     text
+}
+
+/// Formats memory and swap: `3.0 GiB of memory and 2.0 GiB of swap free, pages out 100.0 MiB/s (3s) and in -`.
+fn human_memory(memory: &NodeMemory) -> String {
+    format!(
+        "{} of memory and {} of swap free, pages out {} and in {}",
+        human::bytes(memory.free_bytes),
+        human::bytes(memory.free_swap_bytes),
+        rate(&memory.page_out_bytes_per_s),
+        rate(&memory.page_in_bytes_per_s),
+    )
 }
 
 /// Formats the name of the node that answered, and the age of its snapshot.
@@ -269,7 +290,14 @@ mod tests {
             rack: "r1".to_owned(),
             host: "h1".to_owned(),
             version: "1".to_owned(),
+            speaks: Vec::new(),
             age_s: (!tiers.is_empty()).then_some(0.4),
+            memory: (!tiers.is_empty()).then(|| NodeMemory {
+                free_bytes: 3 << 30,
+                free_swap_bytes: 2 << 30,
+                page_out_bytes_per_s: known(f64::from(100 << 20), 1e8, 2),
+                page_in_bytes_per_s: Figure::unknown("not measured"),
+            }),
             tiers,
             links: Vec::new(),
             doubts: vec!["its write bandwidth is 0".to_owned()],
@@ -289,6 +317,8 @@ mod tests {
             read_by_size: Vec::new(),
             dump_start_s: Figure::unknown("not measured"),
             restore_start_s: Figure::unknown("not measured"),
+            lazy_bytes_per_s: known(f64::from(1 << 29), 1e8, 2),
+            lazy_start_s: Figure::unknown("not measured"),
             write_queue: Queue {
                 bytes: known(3 << 30, 3 << 30, 1),
                 running: Some(2),
@@ -311,9 +341,17 @@ mod tests {
         };
         assert_eq!(
             line("n1 "),
-            "n1 up reserved file as hdd -/r1/h1 4.0 GiB 1.0 GiB 1.0 GiB/s (3s) - 2 run, 1 wait, 3.0 GiB, 2.50 s none 0s"
+            "n1 up reserved file as hdd -/r1/h1 4.0 GiB 1.0 GiB 1.0 GiB/s (3s) - 512.0 MiB/s (3s) 2 run, 1 wait, 3.0 GiB, 2.50 s none 0s"
         );
-        assert_eq!(line("n2 "), "n2 down reserved - -/r1/h1 - - - - - - -");
+        assert_eq!(line("n2 "), "n2 down reserved - -/r1/h1 - - - - - - - -");
+        let memory =
+            "n1: 3.0 GiB of memory and 2.0 GiB of swap free, pages out 100.0 MiB/s (3s) and in -";
+        assert!(text.contains(memory), "{text}");
+        let of_n2: Vec<_> = text
+            .lines()
+            .filter(|line| line.starts_with("n2: "))
+            .collect();
+        assert_eq!(of_n2, ["n2: not believed: its write bandwidth is 0"]);
         assert!(text.contains("n1: not believed: its write bandwidth is 0"));
         assert!(text.contains("as of 250.0 ms ago, asked n1"), "{text}");
     }

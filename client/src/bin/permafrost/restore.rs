@@ -22,16 +22,16 @@ use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
+use permafrost_terminal::names::{checkpoint_name, name_of};
 use permafrost_terminal::table::facts;
 use permafrost_transport::control::{Connection, ControlError};
 use rustix::process::{Pid, WaitOptions};
 use serde::Serialize;
 
-use crate::arguments::{TurnArguments, checkpoint_name};
+use crate::arguments::TurnArguments;
 use crate::delivery::{self, Delivered, Delivery, Tasks, Wanted};
 use crate::lazy::{LazyOptions, LazyReport};
 use crate::trust::{self, Rule};
-use crate::words::name_of;
 
 pub(crate) const RESTORE_EXAMPLES: &str = "\
 The images are built in memory and removed when CRIU is done. CRIU options of the dump that the restore \
@@ -327,6 +327,20 @@ pub(crate) fn bring_back(
         None
     };
     let running = started.elapsed();
+    // What a lazy restore reads before it runs, and what comes back from an object store for it, is priced by itself.
+    let read = if transfer.is_some() {
+        fetch
+    } else {
+        Duration::ZERO
+    };
+    if streamed || transfer.is_some() {
+        context.tell_took(&request::Took {
+            checkpoint: checkpoint.id.clone(),
+            restored: true,
+            elapsed_us: human::whole_micros(running.saturating_sub(turn + waited + read)),
+            lazy: transfer.is_some(),
+        });
+    }
     let lazy = match transfer {
         Some(transfer) if arguments.foreground => {
             transfer.finish_beside(&name, pid);
@@ -343,13 +357,6 @@ pub(crate) fn bring_back(
         None => None,
     };
     let elapsed = started.elapsed();
-    if streamed {
-        context.tell_took(&request::Took {
-            checkpoint: checkpoint.id.clone(),
-            restored: true,
-            elapsed_us: human::whole_micros(elapsed.saturating_sub(turn + waited)),
-        });
-    }
     Ok(Report {
         pid,
         checkpoint,

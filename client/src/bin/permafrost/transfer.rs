@@ -12,12 +12,12 @@ use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
+use permafrost_terminal::names::{checkpoint_name, job_name, name_of};
 use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
 use permafrost_terminal::table::facts;
 
 use crate::archive::{self, CompressionName};
-use crate::arguments::{Durability, checkpoint_name, job_name};
-use crate::words::name_of;
+use crate::arguments::Durability;
 
 #[derive(Debug, Args)]
 pub(crate) struct GetArguments {
@@ -262,7 +262,7 @@ fn human_verified(verified: &Verified) -> String {
         human::count(verified.checkpoints, "checkpoint", "checkpoints"),
         human::count(verified.pages, "page", "pages"),
     );
-    let left = crate::scrub::not_verified(verified.unverified_pages, &verified.away);
+    let left = permafrost_operations::not_verified(verified.unverified_pages, &verified.away);
     if verified.damage.is_empty() {
         format!("{read}: every checksum matches{left}")
     } else {

@@ -1,14 +1,8 @@
-//! Formats names of checkpoints, and costs and decisions for `cost` and `plan`, as text.
+//! Formats costs and decisions for `cost` and `plan`, as text.
 
 use clap::ValueEnum;
 use permafrost_api_types::cost::{By, Copies, Cost, Mechanism, Part, Spread};
-use permafrost_protocol::control::Checkpoint;
 use permafrost_terminal::human;
-
-/// Returns the name of a checkpoint, `JOB@GENERATION`.
-pub(crate) fn name_of(checkpoint: &Checkpoint) -> String {
-    format!("{}@{}", checkpoint.job, checkpoint.generation)
-}
 
 /// Nodes on which a dump must be durable before the task is ended.
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::client::conn::http1::SendRequest;
-use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, DATE, HOST, HeaderValue, USER_AGENT};
 use hyper::{Method, Request, Response, StatusCode, body::Incoming};
 use parking_lot::Mutex;
 use permafrost_api_types::problem::Problem;
@@ -223,14 +223,22 @@ impl ApiClient {
             })
     }
 
-    async fn read(&self, response: Response<Incoming>) -> Result<(StatusCode, Bytes), ApiError> {
+    async fn read(&self, response: Response<Incoming>) -> Result<Answer, ApiError> {
         let status = response.status();
+        let date = response.headers().get(DATE);
+        let date = date.and_then(|date| Some(date.to_str().ok()?.to_owned()));
         let body = Limited::new(response.into_body(), MOST_BYTES).collect();
         let body = body.await.map_err(|source| ApiError::Body {
             place: self.target.to_string(),
             source,
         })?;
-        Ok((status, body.to_bytes()))
+        Ok(Answer {
+            status,
+            reply: ApiReply {
+                body: body.to_bytes(),
+                date,
+            },
+        })
     }
 
     fn kept(&self) -> parking_lot::MutexGuard<'_, Option<SendRequest<Full<Bytes>>>> {
@@ -244,10 +252,17 @@ fn json<T: Serialize>(body: &T) -> Result<Bytes, ApiError> {
     Ok(Bytes::from(body))
 }
 
-fn answered((status, body): (StatusCode, Bytes)) -> Result<ApiReply, ApiError> {
+/// A reply, whatever its status.
+struct Answer {
+    status: StatusCode,
+    reply: ApiReply,
+}
+
+fn answered(Answer { status, reply }: Answer) -> Result<ApiReply, ApiError> {
     if status.is_success() {
-        return Ok(ApiReply { body });
+        return Ok(reply);
     }
+    let body = reply.body;
     if let Ok(problem) = serde_json::from_slice::<Problem>(&body) {
         return Err(ApiError::Refused(Box::new(problem)));
     }
@@ -287,12 +302,18 @@ pub fn encoded(text: &str) -> String {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiReply {
     body: Bytes,
+    date: Option<String>,
 }
 
 impl ApiReply {
     /// Returns the JSON text as received.
     pub fn bytes(&self) -> &[u8] {
         &self.body
+    }
+
+    /// Returns the time at which the node replied, as HTTP writes it; `None` if it does not say.
+    pub fn date(&self) -> Option<&str> {
+        self.date.as_deref()
     }
 
     /// Parses the reply; strings may be borrowed from it.

@@ -29,6 +29,14 @@ pub enum PeerError {
         /// Name of the peer that answered.
         found: String,
     },
+    /// The peer speaks no version of the wire that this side does.
+    #[error("{node}: {reason}")]
+    Versions {
+        /// Name of the peer.
+        node: String,
+        /// Versions of both, and the end that must be upgraded.
+        reason: String,
+    },
     /// The connection was lost.
     #[error("connection with {node} was lost: {source}")]
     Lost {
@@ -113,6 +121,15 @@ pub enum PeerError {
 }
 
 impl PeerError {
+    /// Returns true if the request may have arrived and been carried out, although nothing was answered.
+    #[must_use]
+    pub const fn may_have_arrived(&self) -> bool {
+        matches!(
+            self,
+            Self::Lost { .. } | Self::Ended { .. } | Self::Deadline { .. }
+        )
+    }
+
     pub(crate) fn read(node: &str, doing: &'static str, error: quinn::ReadError) -> Self {
         match error {
             quinn::ReadError::ConnectionLost(source) => Self::lost(node, source),

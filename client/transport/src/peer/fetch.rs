@@ -108,20 +108,10 @@ async fn begin(
     request: request::Fetch,
     deadline: Instant,
 ) -> Result<(Link, RecvStream, [u8; SESSION_BYTES], FetchOpened), PeerError> {
-    let link = network.link(node, deadline).await?;
-    let left = deadline.saturating_duration_since(Instant::now());
-    let (receive, id, opened) = within(node, "the opening", left, async {
-        let body = request::Body::Fetch(request);
-        let (mut send, mut receive) =
-            stream::converse(&link.connection, node, network.hello(), body).await?;
-        let _ = send.finish();
-        let answer: Reply =
-            stream::read(&mut receive, node, "reply", stream::MAX_REPLY_BYTES).await?;
-        let opened = fetch_opened(answer);
-        let (id, opened) = opened.map_err(|error| PeerError::conversation(node, error))?;
-        Ok((receive, id, opened))
-    })
-    .await?;
+    let body = request::Body::Fetch(request);
+    let (link, _, receive, reply) = network.ask(node, body, deadline, true).await?;
+    let opened = fetch_opened(reply);
+    let (id, opened) = opened.map_err(|error| PeerError::conversation(node, error))?;
     Ok((link, receive, id, opened))
 }
 

@@ -306,7 +306,7 @@ impl Conversation<'_> {
         let mut news = session.news.subscribe();
         let timeout = self.options.frame_timeout;
         let refused = |error| {
-            tracing::warn!(peer = node, %error, "dump refused");
+            tracing::warn!(event = "peer-dump-refused", peer = node, %error, "dump refused");
             PeerError::conversation(node, error)
         };
         while session.lock().server.wants_frames() {
@@ -395,6 +395,7 @@ impl Intake {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 tracing::warn!(
+                    event = "peer-dump-given-up",
                     peer = session.peer,
                     ?limit,
                     "dump given up: its sender is silent"

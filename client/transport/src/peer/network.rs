@@ -3,16 +3,24 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use permafrost_identity::{Peer, ReloadingIdentity, Role, Tenure, server_name};
+use permafrost_protocol::access::Access;
+use permafrost_protocol::versions;
+use permafrost_protocol::wire::agreed;
 use permafrost_protocol::wire::message::{Hello, Reply, reply, request};
-use quinn::{Connection, Endpoint, EndpointConfig, TokioRuntime, VarInt};
+use quinn::crypto::rustls::HandshakeData;
+use quinn::{
+    Connection, ConnectionError, Endpoint, EndpointConfig, RecvStream, SendStream, TokioRuntime,
+    VarInt,
+};
 use tokio::runtime::Handle;
 
 use super::reset::{Ids, ResetKey};
 use super::router::Router;
-use super::stream::{self, within};
+use super::stream::{self, Asking, within};
 use super::{ApiStream, PeerError, PeerOptions, code, socket};
 
 /// Addresses of the nodes.
@@ -31,14 +39,26 @@ impl<F: Fn(&str) -> Option<SocketAddr> + Send + Sync + 'static> Addresses for F 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
+/// Error of QUIC for the alert no_application_protocol of TLS (RFC 9001, 4.8; RFC 7301, 3.2).
+const NO_APPLICATION_PROTOCOL: u64 = 0x100 + 120;
 
 /// A connection in use, and its bulk streams. Closed when its last clone is dropped: each conversation keeps
 /// one.
 #[derive(Clone)]
 pub(crate) struct Link {
     pub(crate) connection: Connection,
+    /// Version of the wire that both ends have agreed on.
+    pub(crate) version: u32,
     pub(crate) router: Router,
     hold: Arc<Hold>,
+}
+
+impl Link {
+    /// Begins a conversation; returns true if it is not the first one. A connection on which another conversation was
+    /// held may have died since.
+    pub(crate) fn begin(&self) -> bool {
+        self.hold.used.swap(true, Ordering::AcqRel)
+    }
 }
 
 /// Ends a connection when it is dropped.
@@ -46,6 +66,8 @@ struct Hold {
     connection: Connection,
     /// Serial number of the own certificate that the peer was shown.
     shown: String,
+    /// True if a conversation was begun.
+    used: AtomicBool,
     _tenure: Tenure,
 }
 
@@ -62,6 +84,17 @@ struct Way {
     failures: u32,
     /// Earliest time of the next attempt.
     not_before: Option<Instant>,
+    /// Refusal for the versions, which is returned until then.
+    refused: Option<PeerError>,
+}
+
+impl Way {
+    /// Counts a failed attempt, and puts the next one off.
+    fn put_off(&mut self) {
+        let pause = FIRST_PAUSE * 2u32.saturating_pow(self.failures.min(10));
+        self.not_before = Some(Instant::now() + pause.min(MAX_PAUSE));
+        self.failures += 1;
+    }
 }
 
 struct Inner {
@@ -109,7 +142,8 @@ impl Network {
     }
 
     /// Sends `node` any request but a dump or a fetch, and waits for the reply. Must not be called on a thread
-    /// of the runtime. The request is not sent again after a lost connection if it may have arrived.
+    /// of the runtime. If the connection turns out to be lost, the request is sent once more over a new one, unless it
+    /// may have arrived and is none that can be [repeated](Access::is_repeatable).
     ///
     /// # Errors
     /// [`PeerError::Refused`] with the peer's error, or no reply by `deadline`.
@@ -133,15 +167,52 @@ impl Network {
         body: request::Body,
         deadline: Instant,
     ) -> Result<reply::Body, PeerError> {
-        let link = self.link(node, deadline).await?;
-        let timeout = deadline.saturating_duration_since(Instant::now());
-        let answer = within(node, "a request", timeout, async {
-            let (mut send, mut receive) =
-                stream::converse(&link.connection, node, self.hello(), body).await?;
-            let _ = send.finish();
-            stream::read(&mut receive, node, "reply", stream::MAX_REPLY_BYTES).await
-        });
-        answered(node, answer.await?)
+        let (_, _, _, answer) = self.ask(node, body, deadline, true).await?;
+        answered(node, answer)
+    }
+
+    /// Sends a request and waits for its first reply, as [`Self::call`] does. `is_whole` ends this side's part of the
+    /// conversation.
+    pub(crate) async fn ask(
+        &self,
+        node: &str,
+        body: request::Body,
+        deadline: Instant,
+        is_whole: bool,
+    ) -> Result<(Link, SendStream, RecvStream, Reply), PeerError> {
+        let is_repeatable = Access::of_wire(&body).is_ok_and(|access| access.is_repeatable());
+        let mut repeated = false;
+        loop {
+            let link = self.link(node, deadline).await?;
+            let may_be_dead = link.begin();
+            let asking = Asking {
+                body: body.clone(),
+                after_answer: may_be_dead && !is_repeatable,
+            };
+            let timeout = deadline.saturating_duration_since(Instant::now());
+            let mut sent = false;
+            let taken = within(node, "a request", timeout, async {
+                let hello = self.hello_on(&link);
+                let (mut send, mut receive) =
+                    stream::converse(&link, node, hello, asking, &mut sent).await?;
+                if is_whole {
+                    let _ = send.finish();
+                }
+                let limit = stream::MAX_REPLY_BYTES;
+                let reply: Reply = stream::read(&mut receive, node, "reply", limit).await?;
+                Ok((send, receive, reply))
+            });
+            match taken.await {
+                Ok((send, receive, reply)) => return Ok((link, send, receive, reply)),
+                Err(PeerError::Lost { source, .. })
+                    if may_be_dead && !repeated && (is_repeatable || !sent) =>
+                {
+                    tracing::debug!(node, %source, "request sent once more over a new connection");
+                    repeated = true;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Opens a connection of HTTP to the API of `node`.
@@ -149,16 +220,8 @@ impl Network {
     /// # Errors
     /// [`PeerError::Refused`] with the peer's error, or no reply by `deadline`.
     pub async fn api(&self, node: &str, deadline: Instant) -> Result<ApiStream, PeerError> {
-        let link = self.link(node, deadline).await?;
-        let timeout = deadline.saturating_duration_since(Instant::now());
         let body = request::Body::Api(request::Api::default());
-        let (send, receive, answer) = within(node, "a request", timeout, async {
-            let (send, mut receive) =
-                stream::converse(&link.connection, node, self.hello(), body).await?;
-            let answer = stream::read(&mut receive, node, "reply", stream::MAX_REPLY_BYTES).await?;
-            Ok((send, receive, answer))
-        })
-        .await?;
+        let (_, send, receive, answer) = self.ask(node, body, deadline, false).await?;
         answered(node, answer)?;
         Ok(ApiStream::new(send, receive))
     }
@@ -186,9 +249,20 @@ impl Network {
         &self.0.options
     }
 
-    /// Returns the Hello that this node introduces itself with.
-    pub fn hello(&self) -> Hello {
-        stream::hello(self.0.identity.current().name(), &self.0.region)
+    /// Returns the name of this end: that of its certificate.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.0.identity.current().name().to_owned()
+    }
+
+    /// Returns the Hello that this end introduces itself with on a connection.
+    pub(crate) fn hello_on(&self, link: &Link) -> Hello {
+        self.hello(link.version)
+    }
+
+    fn hello(&self, version: u32) -> Hello {
+        let wire = self.0.options.wire;
+        stream::hello(&self.name(), &self.0.region, version, wire)
     }
 
     fn ways(&self) -> parking_lot::MutexGuard<'_, HashMap<String, Arc<tokio::sync::Mutex<Way>>>> {
@@ -212,6 +286,11 @@ impl Network {
                 }
                 way.link = None;
                 if let Some(not_before) = way.not_before {
+                    if let Some(refused) = &way.refused
+                        && Instant::now() < not_before
+                    {
+                        return Err(refused.clone());
+                    }
                     tokio::time::sleep_until(not_before.into()).await;
                 }
                 match self.connect(node).await {
@@ -222,14 +301,19 @@ impl Network {
                         };
                         return Ok(link);
                     }
+                    // None of these changes within the deadline.
                     Err(error @ (PeerError::WrongPeer { .. } | PeerError::Identity { .. })) => {
                         return Err(error);
                     }
+                    // Nor does this. Each attempt costs both ends a handshake, and the node a conversation.
+                    Err(error @ PeerError::Versions { .. }) => {
+                        way.refused = Some(error.clone());
+                        way.put_off();
+                        return Err(error);
+                    }
                     Err(error) => {
-                        let pause = FIRST_PAUSE * 2u32.saturating_pow(way.failures.min(10));
-                        let now = Instant::now();
-                        way.not_before = Some(now + pause.min(MAX_PAUSE));
-                        way.failures += 1;
+                        way.refused = None;
+                        way.put_off();
                         tracing::debug!(node, %error, "no connection");
                         if way.not_before >= Some(deadline) {
                             return Err(error);
@@ -260,7 +344,10 @@ impl Network {
             reason,
         };
         let own = inner.identity.current();
-        let mut config = own.quic_client_config();
+        let wire = inner.options.wire;
+        let mut config = own
+            .quic_client_config_speaking(wire)
+            .map_err(|error| PeerError::identity(&error))?;
         config.transport_config(inner.options.transport());
         // The same socket for the same node, so that several are of use.
         let place = node.bytes().fold(0usize, |sum, byte| {
@@ -272,7 +359,22 @@ impl Network {
         let connection = tokio::time::timeout(inner.options.handshake_timeout, connecting)
             .await
             .map_err(|_| unreachable(format!("no handshake with {address} in time")))?
-            .map_err(|error| unreachable(error.to_string()))?;
+            .map_err(|error| match &error {
+                // A peer that could say more takes the connection, and refuses the conversation.
+                ConnectionError::ConnectionClosed(closed)
+                    if u64::from(closed.error_code) == NO_APPLICATION_PROTOCOL =>
+                {
+                    PeerError::Versions {
+                        node: node.to_owned(),
+                        reason: format!(
+                            "it speaks none of the versions {wire} of the wire that release {} here speaks; \
+                             upgrade it (docs/upgrading.md)",
+                            versions::RELEASE
+                        ),
+                    }
+                }
+                error => unreachable(error.to_string()),
+            })?;
         let peer = Peer::of(&connection).map_err(|error| PeerError::identity(&error))?;
         if peer.name() != node || peer.role() != Role::Node {
             connection.close(VarInt::from_u32(code::UNWANTED), b"not who was called");
@@ -284,17 +386,56 @@ impl Network {
         let refused = VarInt::from_u32(code::REFUSED);
         let tenure = inner.identity.admit_quic(&connection, refused);
         let tenure = tenure.map_err(|error| PeerError::identity(&error))?;
+        let agreed = connection
+            .handshake_data()
+            .and_then(|data| data.downcast::<HandshakeData>().ok())
+            .and_then(|data| agreed(&data.protocol?, wire));
+        let Some(version) = agreed else {
+            let refusal = self.refusal(&connection, node);
+            let refused = tokio::time::timeout(inner.options.request_timeout, refusal).await;
+            return Err(refused.unwrap_or_else(|_| PeerError::deadline(node, "a refusal")));
+        };
         let router = Router::spawn(connection.clone(), inner.options.request_timeout);
         let hold = Arc::new(Hold {
             connection: connection.clone(),
             shown: own.subject().serial.clone(),
+            used: AtomicBool::new(false),
             _tenure: tenure,
         });
         Ok(Link {
             connection,
+            version,
             router,
             hold,
         })
+    }
+
+    /// Returns what a node says of the versions, on a connection that has none in common.
+    async fn refusal(&self, connection: &Connection, node: &str) -> PeerError {
+        let wire = self.0.options.wire;
+        let asked = async {
+            let (mut send, mut receive) = connection
+                .open_bi()
+                .await
+                .map_err(|source| PeerError::lost(node, source))?;
+            let hello = Hello {
+                versions: Some(stream::spoken(wire)),
+                ..self.hello(wire.newest)
+            };
+            stream::write(&mut send, node, "hello", &hello).await?;
+            let answer = stream::read(&mut receive, node, "refusal", stream::MAX_REQUEST_BYTES);
+            answered(node, answer.await?)
+        };
+        let reason = match asked.await {
+            Ok(_) => "it answers a connection without a version".to_owned(),
+            Err(PeerError::Refused { error, .. }) => error.message,
+            Err(error) => return error,
+        };
+        connection.close(VarInt::from_u32(code::DONE), b"no common version");
+        PeerError::Versions {
+            node: node.to_owned(),
+            reason,
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use permafrost_protocol::versions::{self, Interface, VersionRange};
 use quinn::congestion::CubicConfig;
 use quinn::{AckFrequencyConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 
@@ -85,6 +86,8 @@ pub struct PeerOptions {
     pub dump_wait: Duration,
     /// Conditions for the compression of pages. Default adaptive.
     pub compression: Compression,
+    /// Versions of the wire that are spoken. Default those of this process.
+    pub wire: VersionRange,
 }
 
 impl Default for PeerOptions {
@@ -113,6 +116,7 @@ impl Default for PeerOptions {
             dump_idle: Duration::from_secs(10 * 60),
             dump_wait: Duration::from_secs(60 * 60),
             compression: Compression::Adaptive,
+            wire: versions::own().of(Interface::Wire),
         }
     }
 }

@@ -8,10 +8,13 @@ use std::task::{Context, Poll};
 
 use permafrost_identity::{Peer, ReloadingIdentity};
 use permafrost_protocol::control::{self, ErrorCode, ReportedError};
+use permafrost_protocol::versions::{Interface, SpokenVersions};
 use permafrost_protocol::wire::conversation::{
     ConversationError, check_dump, check_hello, check_request,
 };
 use permafrost_protocol::wire::message::{Done, Hello, Reply, Request, reply, request};
+use permafrost_protocol::wire::{HELLO_ANSWERED, agreed};
+use quinn::crypto::rustls::HandshakeData;
 use quinn::{Connection, Incoming, RecvStream, SendStream, VarInt};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::runtime::Handle;
@@ -174,7 +177,7 @@ impl Endpoint {
     ) -> Result<Self, PeerError> {
         let _entered = runtime.enter();
         let mut config = identity
-            .quic_server_config()
+            .quic_server_config(options.wire)
             .map_err(|error| PeerError::identity(&error))?;
         config
             .transport_config(options.transport())
@@ -285,18 +288,22 @@ async fn serve_connection(inner: &Arc<Inner>, connection: &Connection) {
     let peer = match Peer::of(connection) {
         Ok(peer) => Arc::new(peer),
         Err(error) => {
-            tracing::warn!(%error, address = %connection.remote_address(), "peer refused");
+            tracing::warn!(event = "peer-refused", %error, address = %connection.remote_address(), "peer refused");
             return connection.close(VarInt::from_u32(code::UNWANTED), b"who are you?");
         }
     };
     let Some(_place) = inner.peers.take(&key(&peer)) else {
         return connection.close(VarInt::from_u32(code::BUSY), b"too many connections");
     };
+    let version = connection
+        .handshake_data()
+        .and_then(|data| data.downcast::<HandshakeData>().ok())
+        .and_then(|data| agreed(&data.protocol?, inner.options.wire));
     let refused = VarInt::from_u32(code::REFUSED);
     let _tenure = match inner.identity.admit_quic(connection, refused) {
         Ok(tenure) => tenure,
         Err(error) => {
-            tracing::warn!(%error, peer = peer.name(), "peer refused");
+            tracing::warn!(event = "peer-refused", %error, peer = peer.name(), "peer refused");
             return connection.close(refused, error.to_string().as_bytes());
         }
     };
@@ -322,6 +329,7 @@ async fn serve_connection(inner: &Arc<Inner>, connection: &Connection) {
         let conversation = Conversation {
             inner: Arc::clone(inner),
             connection: connection.clone(),
+            version,
             peer: Arc::clone(&peer),
             router: router.clone(),
         };
@@ -337,6 +345,8 @@ async fn serve_connection(inner: &Arc<Inner>, connection: &Connection) {
 struct Conversation {
     inner: Arc<Inner>,
     connection: Connection,
+    /// Version of the wire that both ends have agreed on; `None` if they have none in common.
+    version: Option<u32>,
     peer: Arc<Peer>,
     router: Router,
 }
@@ -348,12 +358,30 @@ impl Conversation {
         let asked = within(name, "a request", timeout, async {
             let hello: Hello =
                 stream::read(&mut receive, name, "hello", stream::MAX_REQUEST_BYTES).await?;
-            let request: Request =
-                stream::read(&mut receive, name, "request", stream::MAX_REQUEST_BYTES).await?;
-            Ok((hello, request))
+            if let Err(refused) = self.check_hello(&hello) {
+                return Ok(Err(refused));
+            }
+            if let Some(version) = self.version.filter(|version| *version >= HELLO_ANSWERED) {
+                let own = self.inner.identity.current();
+                let hello = stream::hello(own.name(), "", version, self.inner.options.wire);
+                let body = Some(reply::Body::Hello(hello));
+                stream::write(&mut send, name, "hello", &Reply { body }).await?;
+            }
+            let limit = stream::MAX_REQUEST_BYTES;
+            let request: Request = match stream::read(&mut receive, name, "request", limit).await {
+                Err(PeerError::Protocol { .. }) => {
+                    return Ok(Err(RefusedConversation::TooLong { limit }));
+                }
+                read => read?,
+            };
+            let checked = check_request(&request).map(drop);
+            Ok(checked
+                .map(|()| request)
+                .map_err(RefusedConversation::Begun))
         });
-        let (hello, request) = match asked.await {
-            Ok(asked) => asked,
+        let request = match asked.await {
+            Ok(Ok(request)) => request,
+            Ok(Err(refused)) => return self.refuse(send, refused).await,
             Err(error) => {
                 let misbehaved = VarInt::from_u32(code::MISBEHAVED);
                 let _ = send.reset(misbehaved);
@@ -361,15 +389,6 @@ impl Conversation {
                 return Err(error);
             }
         };
-        if let Err(error) = check_hello(&hello).and_then(|()| check_request(&request).map(drop)) {
-            return self.refuse(send, RefusedConversation::Begun(error)).await;
-        }
-        if hello.name != name {
-            let certificate = name.to_owned();
-            let name = hello.name;
-            let refused = RefusedConversation::Name { certificate, name };
-            return self.refuse(send, refused).await;
-        }
         match request.body {
             // Checked above.
             None => Ok(()),
@@ -378,6 +397,33 @@ impl Conversation {
             Some(request::Body::Api(_)) => self.api(send, receive).await,
             Some(body) => self.call(body, send).await,
         }
+    }
+
+    /// Checks a peer's Hello: its version is the connection's, its name the certificate's.
+    fn check_hello(&self, hello: &Hello) -> Result<(), RefusedConversation> {
+        let certificate = self.peer.name();
+        let Some(version) = self.version else {
+            let own = self.inner.identity.current();
+            let spoken = stream::spoken(self.inner.options.wire);
+            let theirs = hello.versions.clone().unwrap_or_default();
+            theirs.check().map_err(ConversationError::from)?;
+            let (own, theirs) = ((own.name(), &spoken), (certificate, &theirs));
+            let common = SpokenVersions::common(Interface::Wire, own, theirs);
+            let version = common.map_err(ConversationError::from)?;
+            return Err(ConversationError::Version {
+                found: hello.version,
+                version,
+            }
+            .into());
+        };
+        check_hello(hello, version)?;
+        if hello.name != certificate {
+            return Err(RefusedConversation::Name {
+                certificate: certificate.to_owned(),
+                name: hello.name.clone(),
+            });
+        }
+        Ok(())
     }
 
     async fn refuse(
@@ -500,21 +546,32 @@ fn settled(
 #[derive(Debug, thiserror::Error)]
 enum RefusedConversation {
     #[error(transparent)]
-    Begun(ConversationError),
+    Begun(#[from] ConversationError),
+    /// Cure: call the node by the name in its certificate (`permafrost pki show`).
     #[error("the certificate is of {certificate}, not of {name}")]
     Name { certificate: String, name: String },
+    /// Cure: ask for fewer names at once.
+    #[error("the request is longer than {limit} bytes")]
+    TooLong { limit: usize },
+    /// Cure: try again when fewer requests of this certificate are under way.
     #[error("too many conversations at once")]
     Busy,
+    /// Cure: use the same version of Permafrost everywhere; if it is, it is a defect: `permafrost report` collects
+    /// what a report needs.
     #[error("a session has 16 bytes")]
     SessionLength,
     #[error(transparent)]
     Resume(ConversationError),
+    /// Cure: dump again: the node was restarted, or the session's time was over. The task goes on.
     #[error("no such session here")]
     NoSession,
+    /// Cure: dump again when fewer dumps are under way.
     #[error("this session is here already, or there are too many")]
     SessionTaken,
+    /// Cure: ask another node, or one that runs the same version.
     #[error("no API is served to {peer}")]
     NoApi { peer: String },
+    /// Cure: report it, with the node's log: `permafrost report` collects it. Other requests go on.
     #[error("the request ended in a panic")]
     Panic,
 }
@@ -522,7 +579,7 @@ enum RefusedConversation {
 impl ReportedError for RefusedConversation {
     fn code(&self) -> ErrorCode {
         match self {
-            Self::Begun(_) | Self::SessionLength => ErrorCode::Invalid,
+            Self::Begun(_) | Self::TooLong { .. } | Self::SessionLength => ErrorCode::Invalid,
             Self::Name { .. } => ErrorCode::Denied,
             Self::Busy | Self::NoApi { .. } => ErrorCode::Unavailable,
             Self::Resume(_) | Self::SessionTaken => ErrorCode::Conflict,

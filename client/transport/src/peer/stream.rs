@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use permafrost_protocol::control::framing;
-use permafrost_protocol::wire::VERSION;
-use permafrost_protocol::wire::message::{Hello, Request, request};
+use permafrost_protocol::versions::{self, SpokenVersions, VersionRange};
+use permafrost_protocol::wire::HELLO_ANSWERED;
+use permafrost_protocol::wire::conversation::hello_answered;
+use permafrost_protocol::wire::message::{Hello, Reply, Request, reply, request};
 use prost::Message;
-use quinn::{Connection, RecvStream, SendStream};
+use quinn::{RecvStream, SendStream};
 
 use super::PeerError;
+use super::network::Link;
 use super::pool::Pool;
 
 /// Longest first message of a peer, bytes: the names in a pull, a control request.
@@ -24,6 +27,8 @@ const READ_BYTES: usize = 64 << 10;
 /// Time limit for a peer to receive a message: the longest message at 2 Mbit/s. A peer that reads nothing still
 /// keeps its connection alive.
 const WRITE_PATIENCE: Duration = Duration::from_secs(60);
+/// Time for a peer that reads no more to report the reason.
+pub(crate) const LAST_WORDS: Duration = Duration::from_secs(5);
 /// Most chunks taken from quinn under one lock of the connection.
 const CHUNKS: usize = 32;
 
@@ -80,28 +85,88 @@ pub(crate) async fn write(
     .await
 }
 
-/// Opens a conversation: a stream with the Hello and the request on it.
+/// A request on its way.
+pub(crate) struct Asking {
+    pub(crate) body: request::Body,
+    /// True to send it only once the node has answered the Hello: a connection that is dead is noticed before. Where the
+    /// connection's version has no such answer, it is sent at once.
+    pub(crate) after_answer: bool,
+}
+
+/// Opens a conversation: a stream with the Hello and the request on it. Sets `sent` once the request may arrive.
 pub(crate) async fn converse(
-    connection: &Connection,
+    link: &Link,
     node: &str,
     hello: Hello,
-    body: request::Body,
+    asking: Asking,
+    sent: &mut bool,
 ) -> Result<(SendStream, RecvStream), PeerError> {
-    let (mut send, receive) = connection
+    let (mut send, mut receive) = link
+        .connection
         .open_bi()
         .await
         .map_err(|source| PeerError::lost(node, source))?;
-    write(&mut send, node, "request", &hello).await?;
-    write(&mut send, node, "request", &Request { body: Some(body) }).await?;
+    let is_answered = link.version >= HELLO_ANSWERED;
+    write(&mut send, node, "hello", &hello).await?;
+    if is_answered && asking.after_answer {
+        await_hello(&mut receive, node, link.version).await?;
+    }
+    *sent = true;
+    let request = Request {
+        body: Some(asking.body),
+    };
+    match write(&mut send, node, "request", &request).await {
+        // It reads no more of a request that it refuses.
+        Err(error @ PeerError::Ended { .. }) => {
+            return Err(refusal(&mut receive, node).await.unwrap_or(error));
+        }
+        written => written?,
+    }
+    if is_answered && !asking.after_answer {
+        await_hello(&mut receive, node, link.version).await?;
+    }
     Ok((send, receive))
 }
 
-/// Returns the Hello of `name`.
-pub(crate) fn hello(name: &str, region: &str) -> Hello {
+/// Returns the refusal that a node has sent, perhaps after its Hello.
+async fn refusal(stream: &mut RecvStream, node: &str) -> Option<PeerError> {
+    let read = async {
+        loop {
+            let answer: Reply = read(stream, node, "refusal", MAX_REQUEST_BYTES)
+                .await
+                .ok()?;
+            if let Some(reply::Body::Error(error)) = answer.body {
+                return Some(PeerError::refused(node, error));
+            }
+        }
+    };
+    tokio::time::timeout(LAST_WORDS, read).await.ok()?
+}
+
+async fn await_hello(stream: &mut RecvStream, node: &str, version: u32) -> Result<(), PeerError> {
+    let answer: Reply = read(stream, node, "hello", MAX_REQUEST_BYTES).await?;
+    let hello = hello_answered(answer, version, node);
+    let hello = hello.map_err(|error| PeerError::conversation(node, error))?;
+    let release = hello.versions.map(|versions| versions.release);
+    tracing::trace!(node, version, ?release, "conversation begun");
+    Ok(())
+}
+
+/// Returns the Hello of `name` on a connection of this version, for an end that speaks `wire`.
+pub(crate) fn hello(name: &str, region: &str, version: u32, wire: VersionRange) -> Hello {
     Hello {
-        version: VERSION,
+        version,
         name: name.to_owned(),
         region: region.to_owned(),
+        versions: (version >= HELLO_ANSWERED).then(|| spoken(wire)),
+    }
+}
+
+/// Returns what this process speaks, with these versions of the wire.
+pub(crate) fn spoken(wire: VersionRange) -> SpokenVersions {
+    SpokenVersions {
+        wire: Some(wire),
+        ..versions::own().clone()
     }
 }
 

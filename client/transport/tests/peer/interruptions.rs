@@ -132,22 +132,32 @@ fn an_aborted_dump_ends_at_the_receiver_at_once() {
 }
 
 /// A proxy that passes datagrams between clients and a server, or drops them.
-struct Proxy {
-    address: SocketAddr,
-    dropping: Arc<AtomicBool>,
+pub(crate) struct Proxy {
+    pub(crate) address: SocketAddr,
+    back: UdpSocket,
+    pub(crate) dropping: Arc<AtomicBool>,
     dropped: Arc<AtomicU64>,
+    /// Datagrams that clients have sent.
+    pub(crate) sent: Arc<AtomicU64>,
     over: Arc<AtomicBool>,
 }
 
 impl Proxy {
-    fn start(server: SocketAddr) -> Self {
+    /// Sends what comes from now on to another server; nothing comes from the one before.
+    pub(crate) fn switch(&self, server: SocketAddr) {
+        self.back.connect(server).unwrap();
+    }
+
+    pub(crate) fn start(server: SocketAddr) -> Self {
         let front = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let back = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         back.connect(server).unwrap();
         let proxy = Self {
             address: front.local_addr().unwrap(),
+            back: back.try_clone().unwrap(),
             dropping: Arc::default(),
             dropped: Arc::default(),
+            sent: Arc::default(),
             over: Arc::default(),
         };
         for socket in [&front, &back] {
@@ -159,12 +169,14 @@ impl Proxy {
             let (front, back) = (front.try_clone().unwrap(), back.try_clone().unwrap());
             let (dropping, dropped) = (Arc::clone(&proxy.dropping), Arc::clone(&proxy.dropped));
             let (over, client) = (Arc::clone(&proxy.over), Arc::clone(&client));
+            let sent = Arc::clone(&proxy.sent);
             std::thread::spawn(move || {
                 let mut datagram = vec![0; 65_536];
                 while !over.load(Ordering::SeqCst) {
                     let received = if to_server {
                         front.recv_from(&mut datagram).map(|(length, from)| {
                             *client.lock() = Some(from);
+                            sent.fetch_add(1, Ordering::SeqCst);
                             length
                         })
                     } else {

@@ -7,3 +7,4 @@ mod round_trip;
 mod site;
 mod trust;
 mod under_load;
+mod versions;

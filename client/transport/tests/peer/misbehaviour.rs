@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use permafrost_identity::Role;
 use permafrost_protocol::control::framing;
-use permafrost_protocol::wire::VERSION;
+use permafrost_protocol::versions::{Interface, SpokenVersions, VersionRange};
 use permafrost_protocol::wire::frame::HEADER_BYTES;
 use permafrost_protocol::wire::message::{Hello, Reply, Request, reply, request};
 use permafrost_transport::peer::{DumpSender, PeerOptions};
@@ -27,28 +27,38 @@ fn stranger(site: &Site, name: &str) -> (quinn::Endpoint, Connection) {
     })
 }
 
+fn newest() -> u32 {
+    Interface::Wire.built().newest
+}
+
 fn hello(name: &str, version: u32) -> Vec<u8> {
     framing::encode(&Hello {
         version,
         name: name.to_owned(),
         region: String::new(),
+        versions: Some(SpokenVersions::built()),
     })
     .unwrap()
 }
 
 fn asks(name: &str, body: request::Body) -> Vec<u8> {
-    let mut bytes = hello(name, VERSION);
+    let mut bytes = hello(name, newest());
     bytes.extend(framing::encode(&Request { body: Some(body) }).unwrap());
     bytes
 }
 
+/// Returns the next reply that is not the node's Hello.
 async fn answer(receive: &mut RecvStream) -> Option<reply::Body> {
-    let mut prefix = [0; framing::LENGTH_BYTES];
-    receive.read_exact(&mut prefix).await.ok()?;
-    let mut body = vec![0; framing::length(prefix).unwrap()];
-    receive.read_exact(&mut body).await.ok()?;
-    let reply: Reply = prost::Message::decode(body.as_slice()).unwrap();
-    reply.body
+    loop {
+        let mut prefix = [0; framing::LENGTH_BYTES];
+        receive.read_exact(&mut prefix).await.ok()?;
+        let mut body = vec![0; framing::length(prefix).unwrap()];
+        receive.read_exact(&mut body).await.ok()?;
+        let reply: Reply = prost::Message::decode(body.as_slice()).unwrap();
+        if !matches!(reply.body, Some(reply::Body::Hello(_))) {
+            return reply.body;
+        }
+    }
 }
 
 /// Sends `bytes` on a new stream, which stays open, and returns the reply.
@@ -84,15 +94,34 @@ fn who_speaks_nonsense_is_refused_and_others_do_not_notice() {
 
     let (_endpoint, connection) = stranger(&site, "stranger");
     let old = answered(&site, &connection, &{
-        let mut bytes = hello("stranger", VERSION + 1);
+        let mut bytes = hello("stranger", newest() + 1);
         bytes.extend(framing::encode(&Request { body: Some(ping()) }).unwrap());
         bytes
     });
     assert!(message(old).contains("version"));
+    for version in [0, 1, 65_535, u32::MAX] {
+        let said = hello("stranger", version);
+        let refused = message(answered(&site, &connection, &said));
+        assert!(refused.contains("version"), "{refused}");
+    }
+    // Ranges that cannot be, or do not have what is spoken.
+    for (oldest, newest) in [(0, 2), (2, 1), (1, 65_536), (3, 9), (u32::MAX, 0)] {
+        let said = framing::encode(&Hello {
+            version: self::newest(),
+            name: "stranger".to_owned(),
+            region: String::new(),
+            versions: Some(SpokenVersions {
+                wire: Some(VersionRange { oldest, newest }),
+                ..SpokenVersions::built()
+            }),
+        });
+        let refused = message(answered(&site, &connection, &said.unwrap()));
+        assert!(refused.contains("version"), "{refused}");
+    }
     let liar = answered(&site, &connection, &asks("here", ping()));
     assert!(message(liar).contains("certificate"));
     let unknown = answered(&site, &connection, &{
-        let mut bytes = hello("stranger", VERSION);
+        let mut bytes = hello("stranger", newest());
         bytes.extend(framing::encode(&Request { body: None }).unwrap());
         bytes
     });

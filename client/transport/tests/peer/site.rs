@@ -60,6 +60,8 @@ pub(crate) struct Recorder {
     /// Called between a commit and its reply.
     pub(crate) before_committed: Mutex<Option<Hook>>,
     pub(crate) frames: AtomicU64,
+    /// Number of requests other than a ping.
+    pub(crate) calls: AtomicU64,
     /// Items that fetches return.
     pub(crate) stored: Mutex<Vec<Event>>,
 }
@@ -153,8 +155,14 @@ impl Recorder {
 impl Handler for Recorder {
     fn call(&self, _: &Peer, body: request::Body) -> reply::Body {
         match body {
-            request::Body::Ping(_) => reply::Body::Done(Done { free_bytes: 42 }),
-            _ => reply::Body::Error(refusal("not here")),
+            request::Body::Ping(_) => reply::Body::Done(Done {
+                free_bytes: 42,
+                ..Done::default()
+            }),
+            _ => {
+                self.calls.fetch_add(1, Ordering::SeqCst);
+                reply::Body::Error(refusal("not here"))
+            }
         }
     }
 
@@ -287,6 +295,16 @@ impl Site {
 
     /// Returns the network of another node, which finds `there` at `address`.
     pub(crate) fn network_to(&self, name: &str, address: SocketAddr) -> Network {
+        self.network_with(name, address, self.options.clone())
+    }
+
+    /// Returns a network like [`Self::network_to`] with options of its own.
+    pub(crate) fn network_with(
+        &self,
+        name: &str,
+        address: SocketAddr,
+        options: PeerOptions,
+    ) -> Network {
         let addresses = move |node: &str| (node != "nowhere").then_some(address);
         Network::new(
             self.runtime.handle().clone(),
@@ -294,9 +312,23 @@ impl Site {
             self.identity(name, Role::Node),
             "",
             Arc::new(addresses),
-            self.options.clone(),
+            options,
         )
         .unwrap()
+    }
+
+    /// Starts another process of the node `there`, at another address.
+    pub(crate) fn successor(&self) -> (Endpoint, Arc<Recorder>) {
+        let recorder = Arc::new(Recorder::default());
+        let identity = ReloadingIdentity::load(self.directory.path().join("there")).unwrap();
+        let endpoint = Endpoint::serve(
+            self.runtime.handle(),
+            (Ipv4Addr::LOCALHOST, 0).into(),
+            Arc::new(identity),
+            Arc::clone(&recorder) as Arc<dyn Handler>,
+            self.options.clone(),
+        );
+        (endpoint.unwrap(), recorder)
     }
 
     pub(crate) fn network(&self) -> Network {

@@ -121,8 +121,7 @@ impl<P: AsRef<[u8]> + Clone> DumpClient<P> {
     /// Takes a reply.
     ///
     /// # Errors
-    /// The peer refuses ([`ConversationError::Refused`]), or sends a message that may not come here: the conversation
-    /// has ended.
+    /// The peer refuses ([`ConversationError::Refused`]), or sends a message that may not come here.
     pub fn reply(&mut self, reply: Reply) -> Result<DumpEvent, ConversationError> {
         match reply.body {
             Some(reply::Body::Error(error)) => Err(refused(&error)),

@@ -3,19 +3,24 @@
 use super::ID_DIGITS;
 use crate::access::RequestError;
 use crate::control;
-use crate::wire::VERSION;
+use crate::versions::VersionsError;
 use crate::wire::receiver::ReceiverError;
 use crate::wire::sender::SenderError;
 
 /// Message that may not come, or that has an impossible value.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ConversationError {
-    /// A peer of another version.
-    #[error("the peer speaks version {found} of the wire, this node {VERSION}")]
+    /// A peer that speaks another version than the connection.
+    #[error("the peer says version {found} of the wire on a connection of version {version}")]
     Version {
-        /// Version that the peer speaks.
+        /// Version that the peer says.
         found: u32,
+        /// Version that both have agreed on.
+        version: u32,
     },
+    /// Versions that cannot be, or none in common.
+    #[error(transparent)]
+    Versions(#[from] VersionsError),
     /// The request is missing, or this version does not know it.
     #[error("the peer asks for something that this version does not know")]
     UnknownRequest,

@@ -18,23 +18,32 @@ pub(crate) enum CopyingError {
     },
     #[error("{source}")]
     Space { source: FrameError },
+    /// Cure: use the same version of Permafrost everywhere; if it is, it is a defect: `permafrost report` collects
+    /// what a report needs.
     #[error("an image's name is not UTF-8")]
     ImageName,
+    /// Cure: `permafrost verify` on the nodes tells which copy is damaged; see docs/cluster.md, "After etcd's data is
+    /// lost".
     #[error("checkpoint {id} is here with other content")]
     OtherContent { id: String },
+    /// Cure: none is needed: the copy under way is the same.
     #[error("checkpoint {id} is being pulled already")]
     PullUnderWay { id: String },
+    /// Cure: bring a node with an undamaged copy back (`permafrost show` names the holders); repair tries again by
+    /// itself.
     #[error("checkpoint {id} cannot be had from other nodes: {}", of_each(reasons))]
     NotPulled {
         id: String,
         /// Reason of each node.
         reasons: Vec<String>,
     },
+    /// Cure: bring a node with an undamaged copy back; the scrub tries again every hour.
     #[error("damaged pages are not healed: {}", of_each(reasons))]
     NoPages {
         /// Reason of each holder.
         reasons: Vec<String>,
     },
+    /// Cure: ask again when the node runs, or another node.
     #[error("this node is stopping")]
     Stopping,
     #[error("this node is stopping: the scrub was broken off")]

@@ -29,6 +29,12 @@ pub(crate) enum NodesError {
         checkpoints: String,
         within_h: u64,
     },
+    #[error("version {level} of the registry is not spoken by {nodes}")]
+    LevelUnspoken {
+        level: u32,
+        /// Some of the nodes, with the versions that they speak, and the number of the others.
+        nodes: String,
+    },
     #[error("inventory of {node}: {source}")]
     Inventory {
         node: String,
@@ -73,9 +79,10 @@ impl ReportedError for NodesError {
         match self {
             Self::NoCluster | Self::UnknownState { .. } => ErrorCode::Invalid,
             Self::NoNode { .. } => ErrorCode::NotFound,
-            Self::NotDrained { .. } | Self::OnlyCopies { .. } | Self::RegionCopied { .. } => {
-                ErrorCode::Conflict
-            }
+            Self::NotDrained { .. }
+            | Self::OnlyCopies { .. }
+            | Self::LevelUnspoken { .. }
+            | Self::RegionCopied { .. } => ErrorCode::Conflict,
             Self::ViewStale | Self::Unverified { .. } | Self::Inventory { .. } => {
                 ErrorCode::Unavailable
             }
@@ -98,6 +105,9 @@ impl ReportedError for NodesError {
             }
             Self::Unverified { .. } => {
                 "try again when they are (`permafrost node drain --wait` waits for it); --force does without"
+            }
+            Self::LevelUnspoken { .. } => {
+                "upgrade these nodes, or remove those that do not come back (docs/upgrading.md)"
             }
             Self::Inventory { .. } => "see that the node runs and has the same version",
             Self::RegionCopied { .. } => {

@@ -1,6 +1,7 @@
 //! Reasons why a node cannot register.
 
 use permafrost_protocol::control::{ErrorCode, ReportedError};
+use permafrost_protocol::versions::{RELEASE, VersionRange, VersionsError};
 
 use crate::etcd::Failure;
 use crate::values::ValueError;
@@ -21,6 +22,12 @@ pub(crate) enum Refusal {
     Twin { name: String, address: String },
     #[error("node {name} was removed from the cluster")]
     Removed { name: String },
+    #[error(
+        "the cluster uses version {level} of the registry, and this node (release {RELEASE}) speaks {range}"
+    )]
+    Level { range: VersionRange, level: u32 },
+    #[error(transparent)]
+    Neighbour(#[from] VersionsError),
     #[error("what the registry holds of node {name} is {error}")]
     Value { name: String, error: ValueError },
     #[error(transparent)]
@@ -47,7 +54,16 @@ impl ReportedError for Refusal {
             Self::Removed { .. } => {
                 "`permafrost node undrain` on another node takes it back; or give this node another name"
             }
-            Self::Value { .. } => "run daemons of the same version",
+            Self::Value { .. } => "a newer release wrote it: upgrade this node (docs/upgrading.md)",
+            Self::Level { range, level, .. } if range.newest < *level => {
+                "upgrade this node, or have the cluster use an older version: `permafrost node level VERSION` on another node (docs/upgrading.md)"
+            }
+            Self::Level { .. } => {
+                "have the cluster use a newer version first: `permafrost node level VERSION` on another node (docs/upgrading.md)"
+            }
+            Self::Neighbour(_) => {
+                "or remove that node, if it does not come back: `permafrost node remove` on another node"
+            }
         }
     }
 }
@@ -55,6 +71,27 @@ impl ReportedError for Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_version_tells_who_must_be_upgraded() {
+        let refusal = |oldest, newest| Refusal::Level {
+            range: VersionRange { oldest, newest },
+            level: 3,
+        };
+        let older = refusal(1, 2);
+        assert_eq!(
+            older.to_string(),
+            format!(
+                "the cluster uses version 3 of the registry, and this node (release {RELEASE}) speaks 1 to 2"
+            )
+        );
+        assert!(older.hint().starts_with("upgrade this node, or"));
+        assert!(
+            refusal(4, 5)
+                .hint()
+                .starts_with("have the cluster use a newer")
+        );
+    }
 
     #[test]
     fn a_refusal_tells_how_to_get_past_it() {

@@ -3,12 +3,48 @@
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp};
+use permafrost_protocol::versions::{Interface, SpokenVersions};
 use permafrost_store::clock::unix_ms;
 
 use super::{Keeper, Refusal};
 use crate::etcd::Failure;
 use crate::fence::{Registration, Tick};
-use crate::values::{Json as _, Member, MemberState, Node, NodeFacts, VERSION};
+use crate::values::{Json as _, Level, Member, MemberState, Node, NodeFacts, VERSION};
+
+/// State of the registry that a registration depends on: the node of this name with its lease, and the member and the
+/// level with the revisions of their values.
+struct Found {
+    node: Option<(Node, i64)>,
+    member: Option<(Member, i64)>,
+    level: (u32, i64),
+}
+
+/// Checks that a node speaks the version of the registry that the cluster uses.
+fn check_level(facts: &NodeFacts, level: u32) -> Result<(), Refusal> {
+    let speaks = facts.speaks.clone().unwrap_or_default();
+    let range = speaks.of(Interface::Registry);
+    if range.contains(level) {
+        return Ok(());
+    }
+    Err(Refusal::Level { range, level })
+}
+
+/// Checks that a node can speak with all others that were not removed.
+fn check_neighbours(
+    facts: &NodeFacts,
+    members: impl Iterator<Item = Member>,
+) -> Result<(), Refusal> {
+    let own = facts.speaks.clone().unwrap_or_default();
+    for member in members {
+        if member.name == facts.name || member.state == MemberState::Removed {
+            continue;
+        }
+        let theirs = member.speaks.clone().unwrap_or_default();
+        let (one, other) = ((&*facts.name, &own), (&*member.name, &theirs));
+        SpokenVersions::common(Interface::Wire, one, other)?;
+    }
+    Ok(())
+}
 
 impl Keeper {
     /// Registers in steps: (1) check that no other node has the name; (2) get a lease; (3) write the node's key,
@@ -18,7 +54,11 @@ impl Keeper {
         // A predecessor on another machine, or with another file, is waited for: perhaps only its lease is left.
         let patience = Tick::now().plus(self.ttl + Duration::from_secs(2));
         loop {
-            let (node, member) = self.look(&facts.name).await?;
+            let Found {
+                node,
+                member,
+                level: (level, level_revision),
+            } = self.look(&facts).await?;
             if let Some(kv) = &node {
                 let lease = kv.1;
                 let other = &kv.0;
@@ -60,18 +100,24 @@ impl Keeper {
                 ),
                 None => (
                     Member {
-                        v: VERSION,
+                        v: level,
                         name: facts.name.clone(),
                         region: facts.region.clone(),
                         first_seen_unix_ms: unix_ms(),
                         state: MemberState::Active,
+                        speaks: None,
                     },
                     0,
                 ),
             };
+            let member = Member {
+                v: level,
+                speaks: facts.speaks.clone(),
+                ..member
+            };
             let (lease, sent, ttl) = self.grant().await?;
             let put = self
-                .put_registration(&facts, lease, &member, member_revision)
+                .put_registration(&facts, lease, &member, member_revision, level_revision)
                 .await;
             match put {
                 Ok(Some(token)) => {
@@ -91,26 +137,34 @@ impl Keeper {
         }
     }
 
-    /// Reads the node's key with its lease, and the member's with its revision.
-    async fn look(
-        &self,
-        name: &str,
-    ) -> Result<(Option<(Node, i64)>, Option<(Member, i64)>), Refusal> {
+    /// Reads what a registration depends on. The level is checked first: values of another one may not be readable.
+    async fn look(&self, facts: &NodeFacts) -> Result<Found, Refusal> {
+        let name = facts.name.as_str();
         let (node_key, member_key) = (self.keys.node(name), self.keys.member(name));
         let look = Txn::new().and_then([
-            TxnOp::get(node_key, None::<GetOptions>),
+            TxnOp::get(self.keys.level(), None::<GetOptions>),
+            TxnOp::get(node_key, None),
             TxnOp::get(member_key, None),
+            TxnOp::get(self.keys.members(), Some(GetOptions::new().with_prefix())),
         ]);
-        let mut found = self
-            .transaction(look)
-            .await?
-            .found
-            .into_iter()
-            .map(|kvs| kvs.into_iter().next());
+        let mut found = self.transaction(look).await?.found;
+        let members = found.pop().unwrap_or_default();
+        let mut found = found.into_iter().map(|kvs| kvs.into_iter().next());
         let unusable = |error| Refusal::Value {
             name: name.to_owned(),
             error,
         };
+        let level = match found.next().flatten() {
+            Some(kv) => {
+                let level = Level::decode(kv.value()).map_err(unusable)?;
+                (level.registry, kv.mod_revision())
+            }
+            None => (VERSION, 0),
+        };
+        check_level(facts, level.0)?;
+        // One that cannot be read is of a later version, which the level tells.
+        let members = members.iter().map(|kv| Member::decode(kv.value()));
+        check_neighbours(facts, members.flatten())?;
         let node = match found.next().flatten() {
             Some(kv) => Some((Node::decode(kv.value()).map_err(unusable)?, kv.lease())),
             None => None,
@@ -122,7 +176,11 @@ impl Keeper {
             )),
             None => None,
         };
-        Ok((node, member))
+        Ok(Found {
+            node,
+            member,
+            level,
+        })
     }
 
     async fn put_registration(
@@ -131,12 +189,14 @@ impl Keeper {
         lease: i64,
         member: &Member,
         member_revision: i64,
+        level_revision: i64,
     ) -> Result<Option<i64>, Failure> {
         let (node_key, member_key) = (self.keys.node(&facts.name), self.keys.member(&facts.name));
         let put = Txn::new()
             .when([
                 Compare::create_revision(node_key.clone(), CompareOp::Equal, 0),
                 Compare::mod_revision(member_key.clone(), CompareOp::Equal, member_revision),
+                Compare::mod_revision(self.keys.level(), CompareOp::Equal, level_revision),
             ])
             .and_then([
                 TxnOp::put(

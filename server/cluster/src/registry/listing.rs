@@ -5,9 +5,9 @@ use permafrost_clustered::Registered;
 use permafrost_store::StoreError;
 
 use super::{Inner, entry};
-use crate::data::DataMark;
 use crate::error::RegistryError;
 use crate::keys::end_of;
+use permafrost_clustered::DataMark;
 
 /// Number of entries in one reply: some 100 KiB, far below the 4 MiB that a client takes.
 const PAGE: i64 = 500;
@@ -41,7 +41,9 @@ impl Inner {
                 match entry(kv) {
                     Ok((registered, _)) => entries.push(registered),
                     // A damaged entry does not hide the others.
-                    Err(error) => tracing::error!(%error, "entry not listed"),
+                    Err(error) => {
+                        tracing::error!(event = "registry-entry-unreadable", %error, "entry not listed")
+                    }
                 }
             }
             match page.kvs().last() {

@@ -144,7 +144,7 @@ impl Drop for Held {
         runtime.spawn(async move {
             // If etcd does not answer for that long, the lease ends too, or the next lock of the job removes it.
             if let Err(failure) = inner.unlock(&job, &token).await {
-                tracing::warn!(%failure, job, "lock not removed");
+                tracing::warn!(event = "registry-lock-not-removed", %failure, job, "lock not removed");
             }
             let _ = sender.send(());
         });

@@ -1,14 +1,15 @@
 //! Operator's part of the registry: identity of its data, leader, and membership status of nodes.
 
-use etcd_client::KeyValue;
+use etcd_client::{GetOptions, KeyValue};
 use permafrost_clustered::Registered;
+use permafrost_protocol::control::RegistryMember;
 use permafrost_store::StoreError;
 
 use super::{EtcdRegistry, Inner, damaged};
-use crate::data::DataMark;
 use crate::error::{NodesError, RegistryError};
 use crate::etcd::Failure;
-use crate::values::{Holder, Json as _, Member, MemberState};
+use crate::values::{Holder, Json as _, Level, Member, MemberState, VERSION};
+use permafrost_clustered::DataMark;
 
 impl EtcdRegistry {
     /// Returns the identity and revision of etcd's data.
@@ -33,6 +34,14 @@ impl EtcdRegistry {
         }
     }
 
+    /// Asks each member of etcd for its version, all at once.
+    ///
+    /// # Errors
+    /// The threads that would ask have no time.
+    pub(crate) fn members(&self) -> Result<Vec<RegistryMember>, StoreError> {
+        self.wait(|inner| async move { Ok(inner.etcd.probe().await) })
+    }
+
     /// Returns all listed checkpoints, and the identity of the data.
     ///
     /// # Errors
@@ -55,6 +64,58 @@ impl EtcdRegistry {
                 .first()
                 .map(|kv| Holder::decode(kv.value()).map_err(|error| damaged(&key, error)));
             Ok(holder.transpose()?.map(|holder| holder.node))
+        })
+    }
+
+    /// Returns the version of the registry that the cluster uses.
+    ///
+    /// # Errors
+    /// The registry is unavailable.
+    pub fn level(&self) -> Result<u32, StoreError> {
+        self.wait(|inner| async move {
+            let key = inner.keys.level();
+            let found = inner.get(key.clone(), None).await?;
+            found
+                .kvs()
+                .first()
+                .map_or(Ok(VERSION), |kv| read_level(&key, kv))
+        })
+    }
+
+    /// Sets the version of the registry that the cluster uses, and with it that of the members' values. The caller has
+    /// checked that every node speaks it. Returns the members, as they were after the level was set.
+    ///
+    /// # Errors
+    /// The registry is unavailable: then it can be done again.
+    pub(crate) fn set_level(&self, level: u32) -> Result<Vec<Member>, StoreError> {
+        self.wait(|inner| async move {
+            let key = inner.keys.level();
+            let set = |present: Option<&KeyValue>| {
+                let now = present.map_or(Ok(VERSION), |kv| read_level(&key, kv))?;
+                let value = Level {
+                    v: VERSION,
+                    registry: level,
+                };
+                Ok((now != level).then(|| value.encode()))
+            };
+            inner.revise(key.clone(), set).await?;
+            let options = GetOptions::new().with_prefix();
+            let found = inner.get(inner.keys.members(), Some(options)).await?;
+            let mut members = Vec::new();
+            for kv in found.kvs() {
+                let key = String::from_utf8_lossy(kv.key()).into_owned();
+                members.push(Member::decode(kv.value()).map_err(|error| damaged(&key, error))?);
+                let set = |present: Option<&KeyValue>| {
+                    let Some(kv) = present else { return Ok(None) };
+                    let mut member =
+                        Member::decode(kv.value()).map_err(|error| damaged(&key, error))?;
+                    let changed = member.v != level;
+                    member.v = level;
+                    Ok(changed.then(|| member.encode()))
+                };
+                inner.revise(key.clone(), set).await?;
+            }
+            Ok(members)
         })
     }
 
@@ -99,6 +160,11 @@ impl EtcdRegistry {
             Ok(())
         })
     }
+}
+
+fn read_level(key: &str, kv: &KeyValue) -> Result<u32, StoreError> {
+    let level = Level::decode(kv.value()).map_err(|error| damaged(key, error))?;
+    Ok(level.registry)
 }
 
 impl Inner {

@@ -102,6 +102,7 @@ impl Inner {
             Ok(()) => Ok(true),
             Err(why) => {
                 tracing::error!(
+                    event = "removal-not-believed",
                     key,
                     why,
                     "somebody says that a checkpoint was removed, and is not believed: it stays"

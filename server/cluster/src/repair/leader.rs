@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use permafrost_clustered::Registry;
+use permafrost_metering::copying::{RepairProgress, RepairStep};
 
 use super::planner::{Job, Planned, Planner};
-use super::progress::RepairProgress;
 use super::steps::{Peers, Steps, Undone, View};
 use super::thread::{Stop, Worker};
 use super::timing::Timing;
@@ -29,6 +29,23 @@ pub struct Leading {
     steps: Arc<Steps>,
     timing: Timing,
     queues: Arc<Queues>,
+}
+
+/// Steps that the leader has given to nodes, for those who look at them.
+#[derive(Clone)]
+pub struct RepairBoard(Arc<Queues>);
+
+impl RepairBoard {
+    /// Returns the steps that run, then those that wait, `most` in all; and how many wait. All empty on a node that does
+    /// not lead.
+    #[must_use]
+    pub fn look(&self, most: usize) -> (Vec<RepairStep>, usize) {
+        let state = self.0.lock();
+        let running = state.running.values().map(|job| job.told(true));
+        let waiting = state.waiting.values().flatten().map(|job| job.told(false));
+        let count = state.waiting.values().map(VecDeque::len).sum();
+        (running.chain(waiting).take(most).collect(), count)
+    }
 }
 
 /// Compact state of the view, to detect changes: the nodes and their membership status. Free space changes all
@@ -63,6 +80,12 @@ impl Leading {
             timing,
             queues: Arc::default(),
         }
+    }
+
+    /// Returns a view of the steps, which lives as long as this leader.
+    #[must_use]
+    pub fn board(&self) -> RepairBoard {
+        RepairBoard(Arc::clone(&self.queues))
     }
 
     /// Starts the leader on a thread of its own.
@@ -132,7 +155,7 @@ impl Leading {
         let entries = match self.steps.registry.list("") {
             Ok(entries) => entries,
             Err(error) => {
-                tracing::warn!(%error, "nothing repaired: the registry cannot be read");
+                tracing::warn!(event = "repair-registry-unreadable", %error, "nothing repaired: the registry cannot be read");
                 return;
             }
         };
@@ -177,6 +200,8 @@ pub(super) struct Queues {
 struct State {
     /// Steps by node; an entry exists as long as the node's thread.
     waiting: HashMap<String, VecDeque<Job>>,
+    /// The step that each node is taking.
+    running: HashMap<String, Job>,
     /// Checkpoints with steps under way or waiting, and the number of such steps.
     under_way: HashMap<String, usize>,
     ended: Vec<(Job, Result<(), Undone>)>,
@@ -203,7 +228,7 @@ impl Queues {
         let (own, steps, of) = (Arc::clone(queues), Arc::clone(steps), node.clone());
         let thread = std::thread::Builder::new().name("repair-node".to_owned());
         if let Err(error) = thread.spawn(move || own.work(&steps, &of)) {
-            tracing::error!(%error, "nothing repaired on {node}");
+            tracing::error!(event = "repair-node-failed", %error, "nothing repaired on {node}");
             queues.lock().give_up(&node);
         }
     }
@@ -218,9 +243,11 @@ impl Queues {
                 self.changed.notify_all();
                 return;
             };
+            state.running.insert(node.to_owned(), job.clone());
             drop(state);
             let end = steps.take(&job);
             let mut state = self.lock();
+            state.running.remove(node);
             state.forget(&job.checkpoint.id);
             // A step that failed because of its node would fail again; the node's other steps are dropped, and
             // planned anew.

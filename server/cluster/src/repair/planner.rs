@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use permafrost_clustered::Registered;
+use permafrost_metering::copying::RepairStep;
 use permafrost_protocol::control::Checkpoint;
 use permafrost_store::ContentDigest;
 
@@ -42,6 +43,20 @@ pub(super) enum Task {
         /// Content digest that the keepers' copies must have.
         content_digest: ContentDigest,
     },
+}
+
+impl Job {
+    /// Returns the step for those who look at it.
+    pub(super) fn told(&self, is_running: bool) -> RepairStep {
+        RepairStep {
+            node: self.node.clone(),
+            job: self.checkpoint.job.clone(),
+            generation: self.checkpoint.generation,
+            memory_bytes: self.checkpoint.memory_bytes,
+            is_copy: matches!(self.task, Task::Copy { .. }),
+            is_running,
+        }
+    }
 }
 
 /// Planned steps, and the state of the cluster.
@@ -185,7 +200,7 @@ impl Planner {
                 } => {
                     if !self.told.contains(&checkpoint.id) {
                         let (job, generation) = (&checkpoint.job, checkpoint.generation);
-                        tracing::error!(id = %checkpoint.id, job, generation, holders = holders.join(", "), "no live node has this checkpoint undamaged");
+                        tracing::error!(event = "checkpoint-stranded", id = %checkpoint.id, job, generation, holders = holders.join(", "), "no live node has this checkpoint undamaged");
                     }
                     stranded.insert(checkpoint.id);
                 }

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use permafrost_metering::copying::{Pulls, RunningPull};
 use permafrost_metering::costs::Costs;
+use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::message::{Commit, request};
@@ -18,8 +20,8 @@ use permafrost_store::{ContentDigest, CopyDump, CopyRequest, Store, StoreError};
 use permafrost_transport::peer::{FetchReader, Network};
 
 use self::intake::{Failure, Intake};
-use super::throttle::Throttle;
 use crate::error::CopyingError;
+use permafrost_metering::throttle::Throttle;
 
 /// Longest time for a node to agree to a fetch: it may have to compute the digest of a checkpoint of an old
 /// format.
@@ -39,6 +41,7 @@ pub struct Puller {
     throttle: Arc<Throttle>,
     costs: Arc<Costs>,
     under_way: UnderWay,
+    pulls: Arc<Pulls>,
 }
 
 impl Puller {
@@ -59,7 +62,14 @@ impl Puller {
             throttle,
             costs,
             under_way: UnderWay::default(),
+            pulls: Arc::default(),
         }
+    }
+
+    /// Returns the pulls that run.
+    #[must_use]
+    pub fn pulls(&self) -> &Pulls {
+        &self.pulls
     }
 
     /// Pulls a checkpoint from the first of the nodes that has it whole, and seals it here: published if the
@@ -145,17 +155,17 @@ impl Puller {
         for node in sources.take(MAX_SOURCES) {
             let mut pulled = self.pull_from(request, node, &request.parent, again);
             if let Err(Failure::Parent(error)) = &pulled {
-                tracing::warn!(id = %request.checkpoint, %error, "pulled without its parent");
+                tracing::warn!(event = "repair-pull-without-parent", id = %request.checkpoint, %error, "pulled without its parent");
                 pulled = self.pull_from(request, node, "", again);
             }
             match pulled {
                 Ok(sealed) => {
-                    tracing::info!(id = %sealed.id, job = %sealed.job, from = %node, "pulled");
+                    tracing::info!(event = "repair-pulled", id = %sealed.id, job = %sealed.job, from = %node, "pulled");
                     return Ok(sealed);
                 }
                 Err(Failure::Own(error) | Failure::Parent(error)) => return Err(error),
                 Err(Failure::Source(why)) => {
-                    tracing::warn!(id = %request.checkpoint, from = %node, %why, "not pulled");
+                    tracing::warn!(event = "repair-pull-failed", id = %request.checkpoint, from = %node, %why, "not pulled");
                     said.push(why);
                 }
             }
@@ -201,13 +211,25 @@ impl Puller {
         }
         let throttle = request.background.then_some(&*self.throttle);
         let mut intake = Intake::new(node, dump, throttle);
+        let progress = self.pulls.begin(RunningPull {
+            job: manifest.job.clone(),
+            generation: manifest.generation,
+            from: node.to_owned(),
+            memory_bytes: (manifest.spaces.iter())
+                .fold(0_u64, |sum, space| sum.saturating_add(space.pages))
+                .saturating_mul(PAGE_BYTES),
+            background: request.background,
+            ..RunningPull::default()
+        });
         let (since, mut bytes) = (Instant::now(), 0);
         for frame in reader {
             if self.throttle.is_stopped() {
                 return Err(Failure::Own(CopyingError::Stopping.into()));
             }
             let frame = frame.map_err(|error| Failure::Source(error.to_string()))?;
-            bytes += frame.payload.len() as u64;
+            let moved_bytes = frame.payload.len() as u64;
+            bytes += moved_bytes;
+            progress.told(u64::from(frame.header.pages) * PAGE_BYTES, moved_bytes);
             intake.take(&frame)?;
         }
         let elapsed = since.elapsed();

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use permafrost_clustered::Registry;
+use permafrost_metering::copying::RepairProgress;
 use permafrost_protocol::control::{Checkpoint, ErrorCode};
 use permafrost_protocol::wire::message::{Verified, reply, request};
 use permafrost_store::{ContentDigest, StoreError};
 use permafrost_transport::peer::{Network, PeerError};
 
 use super::planner::{Job, Task};
-use super::progress::RepairProgress;
 use crate::{ClusterNodes, Leader, NodesView};
 
 /// Time limit of a small request.
@@ -194,12 +194,12 @@ impl Steps {
         };
         match &done {
             Ok(()) => {
-                tracing::info!(%id, job = %job.checkpoint.job, %node, "{name} done");
+                tracing::info!(event = "repair-step-done", %id, job = %job.checkpoint.job, %node, "{name} done");
                 add(counter, 1);
             }
             Err(Undone::NotOurs) => {}
             Err(why) => {
-                tracing::warn!(%id, job = %job.checkpoint.job, %node, %why, "{name} not done");
+                tracing::warn!(event = "repair-step-failed", %id, job = %job.checkpoint.job, %node, %why, "{name} not done");
                 if matches!(job.task, Task::Copy { .. }) {
                     add(&self.progress.copies_failed, 1);
                 }
@@ -264,10 +264,10 @@ impl Steps {
             match self.confirm(checkpoint, keeper, content_digest) {
                 Ok(true) => confirmed += 1,
                 Ok(false) => {
-                    tracing::warn!(id = %checkpoint.id, %keeper, "its copy is not known to be whole");
+                    tracing::warn!(event = "repair-keeper-not-verified", id = %checkpoint.id, %keeper, "its copy is not known to be whole");
                 }
                 Err(Undone::Peer(error)) => {
-                    tracing::warn!(id = %checkpoint.id, %keeper, %error, "copy not found");
+                    tracing::warn!(event = "repair-keeper-lacks-copy", id = %checkpoint.id, %keeper, %error, "copy not found");
                 }
                 Err(undone) => return Err(undone),
             }

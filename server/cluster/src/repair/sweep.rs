@@ -132,16 +132,16 @@ impl Sweep {
         let stop = Stop::default();
         Worker::start("sweep", stop.clone(), move || {
             if let Err(error) = self.disclaim_missing() {
-                tracing::warn!(%error, "not compared with what is listed");
+                tracing::warn!(event = "repair-sweep-comparison-failed", %error, "not compared with what is listed");
             }
             if let Err(error) = self.remember_damage() {
-                tracing::warn!(%error, "not known yet which copies were damaged");
+                tracing::warn!(event = "repair-damage-unknown", %error, "not known yet which copies were damaged");
             }
             let mut pause = self.timing.interval;
             while !stop.after(pause) {
                 pause = self.timing.interval;
                 if let Err(error) = self.once() {
-                    tracing::warn!(%error, "sweep not done");
+                    tracing::warn!(event = "repair-sweep-failed", %error, "sweep not done");
                     // When nodes die, etcd elects: that is over soon, and space is waiting to be freed.
                     pause = self.timing.again;
                 }
@@ -269,7 +269,7 @@ impl Sweep {
                 if self.is_same(entry) && self.claim(entry)? {
                     swept.claimed.push(id);
                 } else if self.is_spare(entry) && self.local().roll_back(&id, true)? {
-                    tracing::info!(%id, "damaged, and listed on others: dropped here");
+                    tracing::info!(event = "repair-damaged-copy-dropped", %id, "damaged, and listed on others: dropped here");
                     swept.dropped.push(id);
                 }
             }
@@ -293,7 +293,7 @@ impl Sweep {
             // The removal is recorded, and never undone: no second sweep is needed before its space is freed.
             if self.registry.is_withdrawn(&self.local().line_of(&id))? {
                 if self.local().roll_back(&id, true)? {
-                    tracing::info!(%id, "removed from the cluster's list: dropped here");
+                    tracing::info!(event = "removed-copy-dropped", %id, "removed from the cluster's list: dropped here");
                     swept.dropped.push(id);
                 }
                 continue;
@@ -302,7 +302,7 @@ impl Sweep {
                 continue;
             }
             if self.told.insert(id.clone()) {
-                tracing::error!(%id, "not listed any more, and nobody has removed it: kept. If etcd's data was lost, `permafrost node rebuild` lists it again");
+                tracing::error!(event = "unlisted-copy-kept", %id, "not listed any more, and nobody has removed it: kept. If etcd's data was lost, `permafrost node rebuild` lists it again");
             }
             swept.in_doubt.push(id);
         }
@@ -320,7 +320,7 @@ impl Sweep {
         match self.local().open_fetch(id, "") {
             Ok(held) if held.content_digest() == entry.content_digest => true,
             Ok(_) => {
-                tracing::error!(%id, "what is here is not what is listed under its id");
+                tracing::error!(event = "copy-differs-from-listed", %id, "what is here is not what is listed under its id");
                 false
             }
             // A damaged copy does not count.
@@ -345,7 +345,7 @@ impl Sweep {
             self.set_holder(&entry.checkpoint, false)?;
             return Ok(false);
         }
-        tracing::info!(%id, "found here, and listed as held here");
+        tracing::info!(event = "copy-listed", %id, "found here, and listed as held here");
         Ok(true)
     }
 
@@ -357,10 +357,10 @@ impl Sweep {
             return Ok(false);
         }
         if entry.nodes.len() < 2 {
-            tracing::error!(%id, "listed as held here alone, and not here");
+            tracing::error!(event = "only-copy-missing", %id, "listed as held here alone, and not here");
             return Ok(false);
         }
-        tracing::error!(%id, "listed as held here, and not here: taken off the list");
+        tracing::error!(event = "copy-missing", %id, "listed as held here, and not here: taken off the list");
         self.set_holder(&entry.checkpoint, false)
     }
 
@@ -373,7 +373,7 @@ impl Sweep {
                 Ok(false) => continue,
                 Ok(true) => listed.push(entry.checkpoint.id.clone()),
                 Err(error) => {
-                    tracing::warn!(%error, "not listed what is in the object store");
+                    tracing::warn!(event = "objects-not-listed", %error, "not listed what is in the object store");
                     break;
                 }
             }

@@ -58,7 +58,7 @@ impl Drop for Worker {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("a thread of repair has died");
+            tracing::error!(event = "repair-thread-died", "a thread of repair has died");
         }
     }
 }

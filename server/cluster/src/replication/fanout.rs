@@ -251,7 +251,12 @@ impl Copying {
     }
 
     fn given_up(&mut self, node: &str, why: &str) {
-        tracing::warn!(node, why, "copy given up");
+        tracing::warn!(
+            event = "replication-copy-given-up",
+            node,
+            why,
+            "copy given up"
+        );
         self.shared.stats.failed.fetch_add(1, Ordering::Relaxed);
         self.without.push(node.to_owned());
         self.failures.push(format!("{node} ({why})"));
@@ -395,7 +400,11 @@ impl Copying {
                 let name = node.facts.name;
                 match result {
                     Ok(Ok(_)) => {
-                        tracing::info!(node = name, "keeps a copy in the place of one that failed");
+                        tracing::info!(
+                            event = "replication-copy-replaced",
+                            node = name,
+                            "keeps a copy in the place of one that failed"
+                        );
                         self.shared.stats.replaced.fetch_add(1, Ordering::Relaxed);
                         have += usize::from(counts);
                         pulled.push((name, counts));

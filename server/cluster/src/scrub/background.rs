@@ -35,7 +35,12 @@ impl Scrubber {
         if let Some(period) = self.options.period {
             let period_s = period.as_secs();
             let share_percent = self.options.share_percent;
-            tracing::info!(period_s, share_percent, "scrub begins");
+            tracing::info!(
+                event = "scrub-begun",
+                period_s,
+                share_percent,
+                "scrub begins"
+            );
         }
         let mut paces = Paces {
             background: ScrubThrottle::new(self.options.share_percent),
@@ -51,7 +56,7 @@ impl Scrubber {
                     self.turn(&mut paces)
                 }
                 Err(error) => {
-                    tracing::error!(%error, "scrub: it is not known what there is");
+                    tracing::error!(event = "scrub-inventory-failed", %error, "scrub: it is not known what there is");
                     self.longest_nap()
                 }
             };
@@ -74,7 +79,11 @@ impl Scrubber {
         let (absent, is_away) = self.absent();
         let pause = if is_away { period.min(AWAY) } else { period };
         for id in &absent {
-            tracing::error!(id, "objects of it are missing in the cold tier");
+            tracing::error!(
+                event = "objects-missing",
+                id,
+                "objects of it are missing in the cold tier"
+            );
             self.suspect_quietly(id);
         }
         self.state().next_list = now.checked_add(pause);

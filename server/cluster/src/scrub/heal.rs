@@ -47,7 +47,11 @@ impl Scrubber {
         let Some(first) = checked.damage.first() else {
             // Pages that were not verified may be those that were damaged.
             if checked.unverified_pages == 0 && self.store.lift(&held.id) {
-                tracing::info!(checkpoint = name, "whole: no longer set aside");
+                tracing::info!(
+                    event = "damage-gone",
+                    checkpoint = name,
+                    "whole: no longer set aside"
+                );
                 self.list_damage(held, false);
             }
             return None;
@@ -57,7 +61,7 @@ impl Scrubber {
         if self.store.set_aside(&held.id, first) {
             self.counters.damaged.add(1);
             let places = checked.damage.len();
-            tracing::error!(checkpoint = name, id = %held.id, places, damage = first, "damaged");
+            tracing::error!(event = "damage-found", checkpoint = name, id = %held.id, places, damage = first, "damaged");
             self.list_damage(held, true);
             self.suspect_others_of(held);
         }
@@ -72,19 +76,29 @@ impl Scrubber {
                 match by {
                     By::Pages => {
                         tracing::info!(
+                            event = "damage-healed",
                             checkpoint = name,
                             "healed: its damaged pages are written anew"
                         );
                         self.suspect_damaged_of(held);
                     }
                     By::Copy | By::Another => {
-                        tracing::info!(checkpoint = name, "healed: a fresh copy has its place");
+                        tracing::info!(
+                            event = "damage-healed-by-copy",
+                            checkpoint = name,
+                            "healed: a fresh copy has its place"
+                        );
                     }
                 }
                 String::new()
             }
             Err(reason) => {
-                tracing::warn!(checkpoint = name, reason, "not healed: it stays set aside");
+                tracing::warn!(
+                    event = "damage-not-healed",
+                    checkpoint = name,
+                    reason,
+                    "not healed: it stays set aside"
+                );
                 reason.clone()
             }
         };
@@ -154,6 +168,7 @@ impl Scrubber {
                 Err(error) => why = error,
             }
             tracing::warn!(
+                event = "damage-heal-needs-copy",
                 checkpoint = held.name(),
                 why,
                 "pages not written anew: a fresh copy is fetched"

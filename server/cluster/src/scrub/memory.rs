@@ -32,12 +32,12 @@ pub(super) fn load(path: &Path) -> HashMap<String, u64> {
         Ok(file) if file.v == VERSION => file.verified_unix_ms,
         Ok(file) => {
             let version = file.v;
-            tracing::warn!(version, path = %path.display(), "what the scrub wrote is of another version: it begins anew");
+            tracing::warn!(event = "scrub-record-of-other-version", version, path = %path.display(), "what the scrub wrote is of another version: it begins anew");
             HashMap::new()
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => HashMap::new(),
         Err(error) => {
-            tracing::warn!(%error, path = %path.display(), "what the scrub wrote cannot be read: it begins anew");
+            tracing::warn!(event = "scrub-record-unreadable", %error, path = %path.display(), "what the scrub wrote cannot be read: it begins anew");
             HashMap::new()
         }
     }

@@ -18,7 +18,7 @@
 //! stops. Readers of the store report suspects to a [`ScrubQueue`], which is made before the store, so that store and
 //! scrubber are complete when they are made:
 //!
-//! ```ignore
+//! ```text
 //! let queue = Arc::<ScrubQueue>::default();
 //! let store = ClusteredStore::new(local, services, queue.clone());
 //! let mend = MendByPull::new(store.clone(), puller);     // in a cluster
@@ -260,7 +260,7 @@ impl Scrubber {
     fn absent(&self) -> (Vec<String>, bool) {
         let (absent, away) = self.store.absent_in_cold();
         for error in &away {
-            tracing::warn!(%error, "it is not known which objects of a cold tier are there");
+            tracing::warn!(event = "objects-unknown", %error, "it is not known which objects of a cold tier are there");
         }
         (absent, !away.is_empty())
     }
@@ -324,7 +324,7 @@ impl Scrubber {
             state.schedule.verified_whole()
         };
         if let Err(error) = memory::save(path, &verified) {
-            tracing::warn!(%error, path = %path.display(), "what was verified is not written down");
+            tracing::warn!(event = "scrub-record-not-written", %error, path = %path.display(), "what was verified is not written down");
         }
     }
 
@@ -454,7 +454,7 @@ impl Scrubber {
     #[must_use]
     pub fn status(&self) -> control::ScrubStatus {
         if let Err(error) = self.list(STATUS_AGE) {
-            tracing::warn!(%error, "the scrub's status is an old one");
+            tracing::warn!(event = "scrub-status-stale", %error, "the scrub's status is an old one");
         }
         let (oldest, unverified_pages) = {
             let state = self.state();

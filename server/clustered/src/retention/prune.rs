@@ -129,7 +129,7 @@ impl ClusteredStore {
                 return;
             }
             if let Err(error) = self.apply_to_job(&job, stopped) {
-                tracing::warn!(job, %error, "retention not applied; the next round does it");
+                tracing::warn!(event = "retention-not-applied-to-job", job, %error, "retention not applied; the next round does it");
             }
         }
     }
@@ -308,9 +308,10 @@ impl ClusteredStore {
                     Err(message) => {
                         self.retention.numbers.failed.add(1);
                         tracing::warn!(
+                            event = "retention-removal-failed",
                             job,
                             generation = one.record.generation,
-                            message,
+                            reason = message,
                             "not removed by retention"
                         );
                         done.pruned.generations[one.at].error = message;
@@ -399,6 +400,7 @@ impl ClusteredStore {
         (self.retention.told)(record, reason);
         self.retention.numbers.add(reason, bytes);
         tracing::info!(
+            event = "retention-removed",
             checkpoint = checkpoint(),
             rule = reason.word(),
             "removed by retention"

@@ -39,6 +39,11 @@ impl Refused {
         Self(Box::new(respond(&Problem::new(kind, detail))))
     }
 
+    /// Returns true if the request was understood, and a field of it refused.
+    pub(super) fn is_invalid(&self) -> bool {
+        self.0.status() == StatusCode::UNPROCESSABLE_ENTITY
+    }
+
     fn is_not_found(&self) -> bool {
         self.0.status() == StatusCode::NOT_FOUND
     }

@@ -4,12 +4,14 @@
 //!  kube-scheduler ── filter, prioritize, preempt ──▶ here ── /v1/nodes, /v1/jobs, /v1/resume, /v1/preempt ──▶ the API
 //! ```
 //!
-//! A pod names its job in the annotation `permafrost.io/job`. Pods without a job, unknown jobs, and nodes that
-//! keep no images are left to the scheduler: an extender that guessed would be worse than none.
-//! docs/kubernetes.md says how it is set up.
+//! A pod names its job in the annotation `permafrost.io/job`. Pods without a job, unknown jobs, and nodes that keep no
+//! images are left to the scheduler: an extender that guessed would be worse than none. docs/kubernetes.md says how it
+//! is set up. A policy stands in the path (`/v1/kubernetes/policies/basic+local/preempt`): so it is chosen where the
+//! scheduler is configured, and all nodes answer alike without options of their own.
 
 mod filter;
 mod inner;
+mod policy;
 mod preempt;
 mod prioritize;
 mod read;
@@ -19,7 +21,7 @@ mod tests;
 mod types;
 
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
@@ -27,6 +29,7 @@ use axum::{Extension, Router};
 use hyper::header::CONTENT_TYPE;
 use hyper_util::service::TowerToHyperService;
 use permafrost_api_types::problem::ProblemKind;
+use permafrost_scheduling::policy::Name;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -41,8 +44,14 @@ type Service = TowerToHyperService<Router>;
 pub fn beside(api: Router) -> Router {
     let extender = Router::new()
         .route("/v1/kubernetes/filter", post(filter))
+        .route("/v1/kubernetes/policies/{policy}/filter", post(filter))
         .route("/v1/kubernetes/prioritize", post(prioritize))
+        .route(
+            "/v1/kubernetes/policies/{policy}/prioritize",
+            post(prioritize),
+        )
         .route("/v1/kubernetes/preempt", post(preempt))
+        .route("/v1/kubernetes/policies/{policy}/preempt", post(preempt))
         .route_layer(from_fn(may_read))
         .with_state(TowerToHyperService::new(api.clone()));
     api.merge(extender)
@@ -55,9 +64,12 @@ async fn may_read(request: Request, next: Next) -> Response {
 async fn filter(
     State(api): State<Service>,
     Extension(caller): Extension<Caller>,
+    policy: Option<Path<String>>,
     request: Request,
 ) -> Response {
     let asked = async {
+        // Any policy restores what can be restored, so that none changes which nodes pass.
+        named(policy)?;
         let arguments = body(request).await?;
         filter::filter(&Inner::new(api, caller), arguments).await
     };
@@ -67,11 +79,13 @@ async fn filter(
 async fn prioritize(
     State(api): State<Service>,
     Extension(caller): Extension<Caller>,
+    policy: Option<Path<String>>,
     request: Request,
 ) -> Response {
     let asked = async {
+        let policy = named(policy)?;
         let arguments = body(request).await?;
-        prioritize::prioritize(&Inner::new(api, caller), &arguments).await
+        prioritize::prioritize(&Inner::new(api, caller), policy, &arguments).await
     };
     answer(asked.await)
 }
@@ -79,13 +93,20 @@ async fn prioritize(
 async fn preempt(
     State(api): State<Service>,
     Extension(caller): Extension<Caller>,
+    policy: Option<Path<String>>,
     request: Request,
 ) -> Response {
     let asked = async {
+        let policy = named(policy)?;
         let arguments = body(request).await?;
-        preempt::preempt(&Inner::new(api, caller), &arguments).await
+        preempt::preempt(&Inner::new(api, caller), policy, &arguments).await
     };
     answer(asked.await)
+}
+
+/// Returns the policy of the path, if it has one.
+fn named(policy: Option<Path<String>>) -> Result<Option<Name>, Refused> {
+    policy.map(|Path(name)| policy::named(&name)).transpose()
 }
 
 async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refused> {

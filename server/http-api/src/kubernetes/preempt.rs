@@ -3,7 +3,8 @@
 //! kube-scheduler has chosen the victims of each node, and of the nodes takes one by itself: the fewest
 //! violated disruption budgets, then the least important victim, then sums and counts of priorities and
 //! starting times. The first two criteria are kept; the victims' losses replace the others. So dearer nodes are
-//! left out only among nodes that are equal in the first two.
+//! left out only among nodes that are equal in the first two. A policy may say how the victims go, or whose go first
+//! ([`super::policy`]).
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -12,10 +13,13 @@ use permafrost_api_types::cost::{Mechanism, ReplyDetail};
 use permafrost_api_types::estimate::{EstimateAnswer, EstimateRequest};
 use permafrost_api_types::preempt::{Preempt, PreemptAnswer};
 use permafrost_api_types::quantity::{Bytes, Seconds};
-use permafrost_api_types::task::Task;
+use permafrost_api_types::task::{Swap, Task};
+use permafrost_api_types::text::Text;
+use permafrost_scheduling::policy::{Name, VictimFate};
 use permafrost_store::clock::unix_ms;
 
 use super::inner::{Inner, Refused, read};
+use super::policy;
 use super::sites::Sites;
 use super::types::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaVictims, Pod, Victims};
 
@@ -24,6 +28,7 @@ const AS_GOOD: f64 = 1.1;
 
 pub(super) async fn preempt(
     inner: &Inner,
+    policy: Option<Name>,
     arguments: &ExtenderPreemptionArgs,
 ) -> Result<ExtenderPreemptionResult, Refused> {
     let Some(victims) = &arguments.node_name_to_victims else {
@@ -35,16 +40,22 @@ pub(super) async fn preempt(
                 .unwrap_or_default(),
         });
     };
-    let losses = losses(inner, victims).await?;
+    let kept = match policy {
+        Some(policy) if policy.victims() == VictimFate::Untouched => BTreeMap::new(),
+        Some(policy) if policy.chooses_job() => policy::first(inner, policy, victims).await?,
+        _ => spared(victims, &losses(inner, policy, victims).await?),
+    };
     Ok(ExtenderPreemptionResult {
-        node_name_to_meta_victims: spared(victims, &losses),
+        node_name_to_meta_victims: kept,
     })
 }
 
-/// Returns the total loss of the victims of each machine, seconds. Machines with a victim of unknown loss are
-/// left out.
-async fn losses<'a>(
+/// Returns the total loss of the victims of each machine, seconds: they all go, so their dumps wait for each other, and
+/// of a long queue only the dumps that end within the grace period save anything. The policy says how each goes, by
+/// default the way that costs least. Machines with a victim of unknown loss are left out.
+pub(super) async fn losses<'a>(
     inner: &Inner,
+    policy: Option<Name>,
     victims: &'a BTreeMap<String, Victims>,
 ) -> Result<HashMap<&'a str, f64>, Refused> {
     let (nodes, own) = inner.nodes().await?;
@@ -52,9 +63,11 @@ async fn losses<'a>(
     let now = Duration::from_millis(unix_ms());
     // Pods with a job are dumped if that costs less; the others are killed.
     let (mut dumped, mut killed) = (Vec::new(), Vec::new());
+    let mut together = Vec::with_capacity(victims.len());
     for (machine, victims) in victims {
         // A machine that keeps no images dumps to a node that does; only its agent knows which.
         let node = sites.on(machine).map_or(own.as_str(), |node| &node.name);
+        let before = dumped.len();
         for pod in victims.pods.iter().flatten() {
             let tasks = if pod.job().is_some() {
                 &mut dumped
@@ -63,8 +76,14 @@ async fn losses<'a>(
             };
             tasks.push(task(pod, node, now));
         }
+        // A request has at most 10,000 candidates, or is refused.
+        let of_machine = before..dumped.len();
+        together.push(of_machine.filter_map(|at| u32::try_from(at).ok()).collect());
     }
-    let mut of_pod = of_dumped(inner, dumped).await?;
+    let mut of_pod = match policy.filter(|policy| !policy.is_adaptive()) {
+        None => of_dumped(inner, dumped, together).await?,
+        Some(policy) => under(inner, policy, dumped, &together, &mut killed).await?,
+    };
     of_pod.extend(of_killed(inner, killed).await?);
     let mut losses = HashMap::new();
     for (machine, victims) in victims {
@@ -99,16 +118,50 @@ fn task<'a>(pod: &'a Pod, node: &'a str, now: Duration) -> Task<'a> {
     }
 }
 
-/// Returns the cost of the best mechanism for each task.
+/// Returns the losses of tasks under a policy, those of a machine together. Tasks whose way would not end within their
+/// grace period go to `killed`.
+async fn under<'a>(
+    inner: &Inner,
+    policy: Name,
+    tasks: Vec<Task<'a>>,
+    together: &[Vec<u32>],
+    killed: &mut Vec<Task<'a>>,
+) -> Result<HashMap<String, f64>, Refused> {
+    let mut tasks = tasks.into_iter();
+    let mut losses = HashMap::new();
+    for places in together {
+        let of_machine: Vec<Task<'a>> = tasks.by_ref().take(places.len()).collect();
+        let of = policy::of_machine(inner, policy, &of_machine).await?;
+        for task in of_machine {
+            let Some(loss) = of.get(task.id.as_str()) else {
+                continue;
+            };
+            if task
+                .grace_s
+                .is_some_and(|grace| loss.delay_s > grace.value())
+            {
+                killed.push(task);
+            } else {
+                losses.insert(task.id.to_string(), loss.overhead_s);
+            }
+        }
+    }
+    Ok(losses)
+}
+
+/// Returns the cost of the best mechanism for each task, those of a machine together.
 async fn of_dumped(
     inner: &Inner,
     candidates: Vec<Task<'_>>,
+    together: Vec<Vec<u32>>,
 ) -> Result<HashMap<String, f64>, Refused> {
     if candidates.is_empty() {
         return Ok(HashMap::new());
     }
     let preempt = Preempt {
+        swaps: not_suspended(&candidates),
         candidates,
+        together,
         detail: ReplyDetail::Totals,
         ..Preempt::default()
     };
@@ -118,6 +171,20 @@ async fn of_dumped(
     Ok(victims
         .map(|victim| (victim.task.to_string(), victim.score_s))
         .collect())
+}
+
+/// Returns machines without swap for the nodes of these tasks: kube-scheduler ends pods, and stops none in memory.
+fn not_suspended<'a>(tasks: &[Task<'a>]) -> Vec<Swap<'a>> {
+    let nodes = tasks.iter().filter_map(|task| task.node.as_ref());
+    let nodes: BTreeMap<&str, &Text<'a>> = nodes.map(|node| (node.as_str(), node)).collect();
+    let swap = |node: &Text<'a>| Swap {
+        node: node.clone(),
+        free_memory_bytes: Bytes::ZERO,
+        free_swap_bytes: Bytes::ZERO,
+        write_bytes_per_s: None,
+        read_bytes_per_s: None,
+    };
+    nodes.into_values().map(swap).collect()
 }
 
 /// Returns the cost of a kill for each task.
@@ -139,12 +206,16 @@ async fn of_killed(inner: &Inner, tasks: Vec<Task<'_>>) -> Result<HashMap<String
         .collect())
 }
 
+/// Returns what kube-scheduler ranks nodes by before anything that depends on the victims' losses; the least is best.
+pub(super) fn rank(victims: &Victims) -> (i64, i64) {
+    (victims.pdb_violations, victims.highest_priority())
+}
+
 /// Leaves out the nodes that cost more than others which the scheduler ranks as equal.
 fn spared(
     victims: &BTreeMap<String, Victims>,
     losses: &HashMap<&str, f64>,
 ) -> BTreeMap<String, MetaVictims> {
-    let rank = |victims: &Victims| (victims.pdb_violations, victims.highest_priority());
     let mut cheapest: HashMap<(i64, i64), f64> = HashMap::new();
     for (machine, of_machine) in victims {
         if let Some(loss) = losses.get(machine.as_str()) {

@@ -17,6 +17,12 @@ pub(super) const PROGRAM: &str = "permafrost.io/program";
 /// Annotation that can be `required`: the pod is not started where its checkpoint cannot be read.
 pub(super) const RESUME: &str = "permafrost.io/resume";
 
+/// Annotation that has all the work of the pod, in seconds.
+pub(super) const WORK: &str = "permafrost.io/work-seconds";
+
+/// Annotation that has the time by which the pod's controller is to be done, RFC 3339 in UTC.
+pub(super) const DEADLINE: &str = "permafrost.io/deadline";
+
 /// Grace period of a pod that sets none, seconds: the default of the API server
 /// (`DefaultTerminationGracePeriodSeconds`).
 const GRACE_S: i64 = 30;
@@ -80,6 +86,27 @@ impl Pod {
         let told = self.spec.termination_grace_period_seconds;
         let seconds = told.unwrap_or(GRACE_S);
         if seconds < 0 { 1.0 } else { seconds as f64 }
+    }
+
+    /// Returns the uid of the controller that started the pod (a Job, a ReplicaSet); its own if there is none.
+    pub(super) fn controller(&self) -> &str {
+        let owners = self.metadata.owner_references.iter().flatten();
+        let mut controllers = owners.filter(|owner| owner.controller == Some(true));
+        controllers
+            .next()
+            .map_or(&self.metadata.uid, |owner| &owner.uid)
+    }
+
+    /// Returns all the work of the pod, if the annotation is a number of seconds.
+    pub(super) fn work(&self) -> Option<Duration> {
+        let seconds: f64 = self.annotation(WORK)?.parse().ok()?;
+        Duration::try_from_secs_f64(seconds).ok()
+    }
+
+    /// Returns the time from `now` to the deadline of its controller; none left if that is past.
+    pub(super) fn deadline(&self, now: Duration) -> Option<Duration> {
+        let deadline = unix_time(self.annotation(DEADLINE)?)?;
+        Some(deadline.saturating_sub(now))
     }
 
     /// Returns the time since the pod was started, by this machine's clock; 0 if that clock is behind.

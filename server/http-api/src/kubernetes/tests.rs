@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use axum::body::to_bytes;
+use permafrost_api_types::activity::ActivityAnswer;
 use permafrost_api_types::events::ApiEvent;
 use permafrost_api_types::figures::StartFigures;
 use permafrost_api_types::reserve::{Reservation, ReserveRequest};
-use permafrost_protocol::control::Checkpoint;
+use permafrost_protocol::control::{Checkpoint, CheckpointContents, request};
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::NodeFigures;
 use permafrost_scheduling::estimator::SizedRates;
@@ -18,15 +19,15 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
 use super::*;
-use crate::source::{NodeEntry, Refusal, Source};
+use crate::source::{Activity, NodeEntry, Refusal, Source};
 use crate::{Api, router};
 
 const GIB: u64 = 1 << 30;
 
 /// A cluster of three nodes: two of them hold the one checkpoint; of these one is slow, and one is gone if
 /// `lost`.
-struct Three {
-    lost: bool,
+pub(super) struct Three {
+    pub(super) lost: bool,
 }
 
 impl Three {
@@ -82,6 +83,21 @@ impl Source for Three {
         }])
     }
 
+    fn activity(&self) -> Activity {
+        Activity {
+            told: ActivityAnswer {
+                answered_by: self.own_name(),
+                ..ActivityAnswer::default()
+            },
+        }
+    }
+
+    fn contents(&self, _: &request::Describe) -> Result<CheckpointContents, Refusal> {
+        Err(Refusal::Unavailable {
+            message: "no scheduler asks for it".to_owned(),
+        })
+    }
+
     fn predict(
         &self,
         _: &str,
@@ -116,7 +132,7 @@ impl Source for Three {
     }
 }
 
-async fn posted(lost: bool, verb: &str, body: &str) -> (u16, Value) {
+pub(super) async fn posted(lost: bool, verb: &str, body: &str) -> (u16, Value) {
     let router = beside(router(Api::looked_once(Arc::new(Three { lost }))));
     let mut request = Request::new(Body::from(body.to_owned()));
     *request.method_mut() = hyper::Method::POST;
@@ -138,7 +154,7 @@ async fn asked(verb: &str, body: &Value) -> Value {
     answer
 }
 
-fn pod(annotations: Value) -> Value {
+pub(super) fn pod(annotations: Value) -> Value {
     json!({
         "metadata": {"name": "p", "namespace": "default", "uid": "7", "annotations": annotations},
         "spec": {"containers": [{"name": "c", "resources": {}}]},
@@ -292,7 +308,7 @@ async fn whole_nodes_come_back_as_they_went() {
 }
 
 /// Returns a victim that was started long ago.
-fn victim(uid: &str, started: &str, priority: i64, job: Option<&str>) -> Value {
+pub(super) fn victim(uid: &str, started: &str, priority: i64, job: Option<&str>) -> Value {
     let annotations = job.map_or(json!({}), |job| json!({"permafrost.io/job": job}));
     json!({
         "metadata": {"name": uid, "namespace": "default", "uid": uid, "annotations": annotations},
@@ -377,6 +393,78 @@ async fn a_dump_that_does_not_fit_the_grace_period_saves_nothing() {
     assert_eq!(kept(json!(-7)).await, ["n1"]);
 }
 
+/// Returns the time of RFC 3339 that was so many seconds ago, to the second.
+pub(super) fn ago(seconds: u64) -> String {
+    let now = permafrost_store::clock::unix_ms() / 1000 - seconds;
+    let (days, of_day) = (now / 86_400, now % 86_400);
+    let (mut year, mut day) = (1970, days);
+    let length = |year: u64| {
+        let is_leap =
+            year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+        (365 + u64::from(is_leap), 28 + u64::from(is_leap))
+    };
+    while day >= length(year).0 {
+        day -= length(year).0;
+        year += 1;
+    }
+    let months = [31, length(year).1, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 1;
+    for days in months {
+        if day < days {
+            break;
+        }
+        day -= days;
+        month += 1;
+    }
+    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+    format!(
+        "{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z",
+        day + 1
+    )
+}
+
+/// Makes pods of 10 GiB that have worked for 22 minutes, and have 30 s to end.
+pub(super) fn six(of: &str, grace: Value) -> Value {
+    let pods = (0..6).map(|n| {
+        let mut pod = victim(&format!("{of}-{n}"), &ago(1320), 0, Some("other"));
+        pod["spec"]["containers"] = json!([{"resources": {"requests": {"memory": "10Gi"}}}]);
+        pod["spec"]["terminationGracePeriodSeconds"] = grace.clone();
+        pod
+    });
+    json!({"Pods": pods.collect::<Vec<_>>(), "NumPDBViolations": 0})
+}
+
+#[tokio::test]
+async fn the_victims_of_a_node_wait_for_each_others_dumps() {
+    let victims = json!({"n1": six("a", json!(30)), "n3": six("b", json!(3600)), "elsewhere": six("c", json!(30))});
+    let victims = serde_json::from_value(victims).unwrap();
+    let service =
+        TowerToHyperService::new(router(Api::looked_once(Arc::new(Three { lost: false }))));
+    let inner = Inner::new(service, Caller::local("root"));
+    let Ok(losses) = super::preempt::losses(&inner, None, &victims).await else {
+        panic!("refused");
+    };
+    let lost = |machine: &str, expected: f64| {
+        let lost = losses[machine];
+        // Their ages are of the second in which they were made.
+        assert!(
+            (expected..expected + 30.0).contains(&lost),
+            "{machine}: {lost}"
+        );
+    };
+    // 10 s a dump: those that end after 10, 20 and 30 s lose 20 + 30 + 40 s, the other three all they had done.
+    lost("n1", 4_050.0);
+    // With an hour all are dumped: 20 + 30 + … + 70 s.
+    lost("n3", 270.0);
+    // This machine's dumps go to n1, but not behind those of n1's own victims: only one of them is preempted.
+    lost("elsewhere", 4_050.0);
+    let kept = preempted(json!({
+        "n1": six("a", json!(30)),
+        "n2": {"Pods": [victim("a", &ago(3000), 0, None)], "NumPDBViolations": 0},
+    }));
+    assert_eq!(kept.await, ["n2"]);
+}
+
 #[tokio::test]
 async fn budgets_and_priorities_go_before_costs() {
     let dear = || victim("a", LONG_AGO, 0, None);
@@ -432,17 +520,21 @@ async fn what_is_no_request_is_refused_in_words() {
 
 #[tokio::test]
 async fn it_takes_the_scope_read() {
-    let router = beside(router(Api::looked_once(Arc::new(Three { lost: false }))));
-    let mut request = Request::new(Body::from("{}"));
-    *request.method_mut() = hyper::Method::POST;
-    *request.uri_mut() = "/v1/kubernetes/filter".parse().unwrap();
-    let mut caller = Caller::local("token x");
-    caller.scopes = crate::caller::Scopes::NONE;
-    request.extensions_mut().insert(caller);
-    use hyper::service::Service as _;
-    let response = TowerToHyperService::new(router)
-        .call(request)
-        .await
-        .unwrap();
-    assert_eq!(response.status(), 403);
+    for verb in ["filter", "prioritize", "preempt"] {
+        for under in ["", "policies/kill/", "policies/mr+srt/"] {
+            let router = beside(router(Api::looked_once(Arc::new(Three { lost: false }))));
+            let mut request = Request::new(Body::from("{}"));
+            *request.method_mut() = hyper::Method::POST;
+            *request.uri_mut() = format!("/v1/kubernetes/{under}{verb}").parse().unwrap();
+            let mut caller = Caller::local("token x");
+            caller.scopes = crate::caller::Scopes::NONE;
+            request.extensions_mut().insert(caller);
+            use hyper::service::Service as _;
+            let response = TowerToHyperService::new(router)
+                .call(request)
+                .await
+                .unwrap();
+            assert_eq!(response.status(), 403, "{under}{verb}");
+        }
+    }
 }

@@ -57,11 +57,21 @@ pub(super) struct Pod {
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub(super) struct Metadata {
     pub(super) uid: String,
     pub(super) namespace: String,
     pub(super) annotations: Option<BTreeMap<String, String>>,
+    pub(super) owner_references: Option<Vec<Owner>>,
+}
+
+/// An owner of a pod, `v1.OwnerReference`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Owner {
+    pub(super) uid: String,
+    /// True for the one that started the pod.
+    pub(super) controller: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]

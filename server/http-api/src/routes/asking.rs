@@ -25,7 +25,7 @@ pub(super) async fn ask<T: Send + 'static>(
     match tokio::time::timeout(limits::ASKING_PATIENCE, asked).await {
         Ok(Some(Ok(answer))) => Ok(answer?),
         Ok(Some(Err(error))) => {
-            tracing::error!(%error, "a request to the daemon has panicked");
+            tracing::error!(event = "api-request-panicked", %error, "a request to the daemon has panicked");
             Err(RequestProblem::for_now("the daemon could not answer", 5))
         }
         Ok(None) | Err(_) => Err(RequestProblem::for_now(

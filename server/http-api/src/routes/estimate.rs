@@ -11,13 +11,14 @@ use permafrost_api_types::text::Text;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::{Copies, NoCost, NodeFigures, TaskCost};
 use permafrost_scheduling::preempt::{Site, cost_of};
+use permafrost_scheduling::quantity::Bytes;
 
 use crate::body::{Asked, Stop, answered, parse, to_json};
 use crate::caller::Caller;
+use crate::nodes::Nodes;
 use crate::problem::RequestProblem;
 use crate::responses::Unread;
-use crate::tasks::{self, Swaps};
-use crate::{Api, say};
+use crate::{Api, say, tasks};
 
 /// Estimates the cost of each way of preempting each task on each node.
 #[utoipa::path(
@@ -46,20 +47,21 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
     let request: EstimateRequest<'_> = parse(body)?;
     let mechanisms = request.mechanisms.as_deref().unwrap_or(&Mechanism::ALL);
     let named = match &request.nodes {
-        Some(names) => Some(nodes(asked, names)?),
+        Some(names) => Some(named(asked, names)?),
         None => None,
     };
     let of_each = mechanisms
         .len()
         .saturating_mul(named.as_ref().map_or(1, Vec::len));
+    tasks::check_ids("/tasks", &request.tasks)?;
     let count = request.tasks.len().saturating_mul(of_each);
     asked.answers("/tasks", count)?;
-    let swaps = tasks::swaps(asked, &request.swaps)?;
+    let nodes = Nodes::new(asked, &[], &request.swaps)?;
     let copies = request.copies;
     let named: Option<Vec<Place<'_>>> = named.map(|ids| {
         let places = ids.into_iter().zip(request.nodes.iter().flatten());
         places
-            .map(|(id, name)| place(asked, Some(id), Some(name), copies, &swaps))
+            .map(|(id, name)| place(&nodes, Some(id), Some(name), copies))
             .collect()
     });
     let mut answers = Vec::with_capacity(count);
@@ -69,15 +71,15 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
         let places = match &named {
             Some(named) => named,
             None => {
-                let node = tasks::node_of(asked, task);
-                own = place(asked, node, task.node.as_ref(), copies, &swaps);
+                let node = nodes.of_task(task);
+                own = place(&nodes, node, task.node.as_ref(), copies);
                 std::slice::from_ref(&own)
             }
         };
         for place in places {
             for &mechanism in mechanisms {
                 let way = say::way(mechanism, copies);
-                let cost = cost_of(&known, &place.site, way);
+                let cost = cost_of(&known, &place.site, Bytes::ZERO, way);
                 let (task, detail) = (&task.id, request.detail);
                 answers.push(estimated(asked, task, place, mechanism, detail, cost));
             }
@@ -109,19 +111,18 @@ struct Place<'a> {
 }
 
 fn place<'a>(
-    asked: &Asked<'a>,
+    nodes: &'a Nodes<'_>,
     node: Option<NodeId>,
     name: Option<&'a Text<'_>>,
     copies: Copies,
-    swaps: &Swaps,
 ) -> Place<'a> {
-    let site = node.and_then(|node| tasks::site(asked, node, copies, swaps));
+    let site = node.and_then(|node| nodes.site(node, copies));
     let missing = match (&site, name) {
         (Some(_), _) => None,
         (None, Some(_)) => Some("there is no such node"),
         (None, None) => Some("the task names no node, and there are several"),
     };
-    let own_name = node.map(|node| Text::from(asked.world.name(node)));
+    let own_name = node.map(|node| Text::from(nodes.name(node)));
     Place {
         name: name.map(Text::borrowed).or(own_name),
         // Mechanisms that need no node have a cost without one.
@@ -158,7 +159,7 @@ fn estimated<'a>(
     }
 }
 
-fn nodes(asked: &Asked<'_>, names: &[Text<'_>]) -> Result<Vec<NodeId>, RequestProblem> {
+fn named(asked: &Asked<'_>, names: &[Text<'_>]) -> Result<Vec<NodeId>, RequestProblem> {
     let ids = names.iter().enumerate();
     ids.map(|(index, name)| tasks::named(asked, &format!("/nodes/{index}"), name))
         .collect()

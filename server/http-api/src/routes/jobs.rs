@@ -119,7 +119,7 @@ pub(crate) async fn checkpoints(
     let own = world.own_name();
     let checkpoints = page
         .into_iter()
-        .map(|checkpoint| line(listed, own, checkpoint));
+        .map(|checkpoint| line(&world, listed, checkpoint));
     Ok(Json(CheckpointsAnswer {
         answered_by: own.to_owned(),
         age_s: say::rounded(listed.age().as_secs_f64()),
@@ -130,7 +130,11 @@ pub(crate) async fn checkpoints(
 
 /// Returns the snapshot. If the requested `job` is missing from it, waits for a new listing, so that it is
 /// missing only if it does not exist.
-async fn seen(api: &Api, caller: &Caller, job: Option<&str>) -> Result<Arc<World>, RequestProblem> {
+pub(super) async fn seen(
+    api: &Api,
+    caller: &Caller,
+    job: Option<&str>,
+) -> Result<Arc<World>, RequestProblem> {
     let since = Instant::now();
     let world = api.world().ok_or_else(no_world)?;
     match job {
@@ -139,12 +143,12 @@ async fn seen(api: &Api, caller: &Caller, job: Option<&str>) -> Result<Arc<World
     }
 }
 
-fn listed(world: &World) -> Result<&Jobs, RequestProblem> {
+pub(super) fn listed(world: &World) -> Result<&Jobs, RequestProblem> {
     let not_yet = || RequestProblem::for_now("the store has not listed its checkpoints yet", 1);
     world.jobs().ok_or_else(not_yet)
 }
 
-fn one<'a>(
+pub(super) fn one<'a>(
     jobs: &'a Jobs,
     caller: &Caller,
     name: &'a str,
@@ -195,13 +199,19 @@ fn told(
     permafrost_api_types::jobs::Job {
         job: name.to_owned(),
         checkpoints: job.checkpoints.len() as u64,
-        last: last.map(|last| line(jobs, world.own_name(), last)),
+        last: last.map(|last| line(world, jobs, last)),
         next_full_bytes: next(DumpKind::Full),
         next_incremental_bytes: next(DumpKind::Incremental),
     }
 }
 
-fn line(jobs: &Jobs, own: &str, of: &Checkpoint) -> permafrost_api_types::jobs::ListedCheckpoint {
+fn line(
+    world: &World,
+    jobs: &Jobs,
+    of: &Checkpoint,
+) -> permafrost_api_types::jobs::ListedCheckpoint {
+    let own = world.own_name();
+    let is_away = |name: &&String| !world.is_live(name);
     permafrost_api_types::jobs::ListedCheckpoint {
         checkpoint: name(of),
         job: of.job.clone(),
@@ -228,5 +238,13 @@ fn line(jobs: &Jobs, own: &str, of: &Checkpoint) -> permafrost_api_types::jobs::
             .as_ref()
             .map(|work| say::rounded(Duration::from_micros(work.worked_us).as_secs_f64())),
         damaged: (!of.damaged.is_empty()).then(|| of.damaged.clone()),
+        damaged_holders: of.damaged_nodes.clone(),
+        away_holders: of.nodes.iter().filter(is_away).cloned().collect(),
+        cold_holders: (of.cold.iter())
+            .map(|copy| match copy.node.as_str() {
+                "" => own.to_owned(),
+                node => node.to_owned(),
+            })
+            .collect(),
     }
 }

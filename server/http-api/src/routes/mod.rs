@@ -1,5 +1,7 @@
 //! The routes of the API: parameters and answers.
 
+pub mod activity;
+pub mod contents;
 pub mod estimate;
 pub mod events;
 pub mod figures;

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::Uri;
 use permafrost_api_types::figure::Figure as ApiFigure;
 use permafrost_api_types::nodes::{
-    Link, ListedNode, NodeTier, NodesAnswer, NodesQuery, Queue, RateOfSize,
+    Link, ListedNode, NodeMemory, NodeTier, NodesAnswer, NodesQuery, Queue, RateOfSize,
 };
 use permafrost_api_types::problem::{Problem, ProblemKind};
 use permafrost_scheduling::cost::TierRoom;
@@ -95,9 +95,16 @@ fn told(node: &world::Node, world: &World) -> ListedNode {
             entry.host.clone()
         },
         version: entry.version.clone(),
+        speaks: entry.speaks.clone(),
         age_s: entry.age.map(|age| say::rounded(age.as_secs_f64() + age_s)),
         tiers: tiers(entry, age_s),
         links: links.collect(),
+        memory: entry.swap.as_ref().map(|swap| NodeMemory {
+            free_bytes: swap.free_memory.count(),
+            free_swap_bytes: swap.free_swap.count(),
+            page_out_bytes_per_s: say::rate(&swap.write, age_s),
+            page_in_bytes_per_s: say::rate(&swap.read, age_s),
+        }),
         doubts: entry.doubts.clone(),
     }
 }
@@ -115,6 +122,8 @@ fn tier(entry: &NodeEntry, age_s: f64) -> NodeTier {
         read_by_size: by_size(&figures.read, age_s),
         dump_start_s: say::time(&figures.dump_start, age_s),
         restore_start_s: say::time(&figures.restore_start, age_s),
+        lazy_bytes_per_s: say::rate(&figures.lazy.sustained(), age_s),
+        lazy_start_s: say::time(&figures.lazy_start, age_s),
         write_queue: queue(
             &figures.write_queue,
             &figures.write_drain,

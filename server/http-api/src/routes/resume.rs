@@ -9,13 +9,13 @@ use axum::response::Response;
 use permafrost_api_types::cost::ReplyDetail;
 use permafrost_api_types::problem::ProblemKind;
 use permafrost_api_types::resume::{
-    RankedNode, Restart, Resume, ResumeAnswer, Resumption, UnknownNode,
+    Preference, RankedNode, Restart, Resume, ResumeAnswer, Resumption, UnknownNode,
 };
 use permafrost_api_types::text::Text;
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::manifest::CheckpointRef;
 use permafrost_scheduling::NodeId;
-use permafrost_scheduling::cost::{LazyRestore, MissingPages, Recall};
+use permafrost_scheduling::cost::{LazyRestore, MissingPages, NodeFigures, Recall};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Figure, Missing};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
@@ -26,7 +26,7 @@ use crate::caller::Caller;
 use crate::problem::RequestProblem;
 use crate::responses::Unread;
 use crate::world::{Jobs, is_resumable};
-use crate::{Api, limits, say, tasks};
+use crate::{Api, limits, say, tasks, view};
 
 /// Number of candidates that are evaluated beyond those that are answered: their order does not include the
 /// time that an image takes to reach them.
@@ -80,6 +80,7 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
     asked.answers("/checkpoints", count)?;
     let ranking = Ranking {
         asked,
+        preference: preference(&request)?,
         request: &request,
         named,
         limit,
@@ -111,8 +112,28 @@ fn nodes(asked: &Asked<'_>, names: &[Text<'_>]) -> Result<Vec<NodeId>, RequestPr
         .collect()
 }
 
+/// Returns the preference of a request, or of the policy that it names.
+fn preference(request: &Resume<'_>) -> Result<Preference, RequestProblem> {
+    let Some(policy) = view::named(request.policy.as_ref())? else {
+        return Ok(request.preference);
+    };
+    let invalid = |field, detail| Err(RequestProblem::at(ProblemKind::Invalid, field, detail));
+    match policy.preference() {
+        None => invalid(
+            "/policy",
+            format!("the policy {policy} does not choose nodes by what a restore costs"),
+        ),
+        Some(_) if request.preference != Preference::None => invalid(
+            "/preference",
+            format!("the policy {policy} has a preference of its own"),
+        ),
+        Some(preference) => Ok(preference),
+    }
+}
+
 struct Ranking<'a> {
     asked: &'a Asked<'a>,
+    preference: Preference,
     request: &'a Resume<'a>,
     named: Option<Vec<NodeId>>,
     limit: usize,
@@ -194,12 +215,12 @@ impl<'a> Ranking<'a> {
                 lazy: self
                     .request
                     .lazy
-                    .map(|how| lazy(how, &figures.read, lacks.as_ref())),
+                    .map(|how| lazy(how, image.size, figures, lacks.as_ref())),
                 lacks,
                 recall: source.and_then(|holder| image.recall(self.asked, holder)),
             });
         }
-        let ranking = rank(image.size, &offers, self.request.preference);
+        let ranking = rank(image.size, &offers, self.preference);
         unknown.extend(ranking.unknown.iter().map(|(node, why)| UnknownNode {
             node: world.name(*node).into(),
             why: why.to_string(),
@@ -369,14 +390,19 @@ fn cold(asked: &Asked<'_>, checkpoint: &Checkpoint) -> Vec<(NodeId, Bytes)> {
         .collect()
 }
 
-/// Returns the rate for pages that come one by one on demand: that of the smallest transfers, the slower of
-/// medium and link.
+/// Returns the rate at which pages follow: that of the node's lazy restores of as many bytes, or if none was measured,
+/// that of its smallest transfers; over a link no more than that of the link's smallest.
 fn lazy(
     how: permafrost_api_types::resume::Lazy,
-    read: &SizedRates,
+    size: Bytes,
+    figures: &NodeFigures,
     lacks: Option<&MissingPages<'_>>,
 ) -> LazyRestore {
     let page = Bytes::new(4096);
+    let here = match figures.lazy.of(size.less(how.eager_bytes)) {
+        Figure::Unknown { .. } => figures.read.of(page),
+        known @ Figure::Known(_) => known,
+    };
     let slower = |a: Figure<BytesPerSecond>, b: Figure<BytesPerSecond>| match (a.known(), b.known())
     {
         (Ok(a_known), Ok(b_known)) if a_known.p50 <= b_known.p50 => a,
@@ -385,8 +411,8 @@ fn lazy(
     };
     let rate = match (how.bytes_per_s, lacks) {
         (Some(rate), _) => Figure::given(rate),
-        (None, None) => read.of(page),
-        (None, Some(lacks)) => slower(read.of(page), lacks.link.of(page)),
+        (None, None) => here,
+        (None, Some(lacks)) => slower(here, lacks.link.of(page)),
     };
     LazyRestore {
         eager: how.eager_bytes,

@@ -23,9 +23,11 @@ use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 use super::Limits;
 use super::buckets::Buckets;
 use super::door::Place;
+use super::page;
 use super::refusal::Refusal;
 use super::tokens::Tokens;
 use crate::caller::{Caller, Scope};
+use crate::problem::Audited;
 use crate::shares::Shares;
 
 /// Header with the request's id, which stands in the log and in the answer, so that one is found by the other.
@@ -62,6 +64,8 @@ pub(super) struct Shared {
     /// Prefix of the ids of requests, which distinguishes two runs.
     pub(super) run: String,
     pub(super) requests: AtomicU64,
+    /// Number of requests for files of the page, by anybody.
+    pub(super) page_requests: Arc<AtomicU64>,
     pub(super) audit: Option<Arc<Audit>>,
 }
 
@@ -92,6 +96,14 @@ impl Conversation {
         let begun = Instant::now();
         let id = self.id(&request);
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        if permafrost_ui::has(&path) {
+            self.shared.page_requests.fetch_add(1, Ordering::Relaxed);
+            let mut response = page::answer(&request);
+            let status = response.status().as_u16();
+            tracing::debug!(request = id.to_str().unwrap_or_default(), %method, path, status, "page");
+            response.headers_mut().insert(REQUEST_ID, id);
+            return Ok(response);
+        }
         let name;
         let admitted = self
             .admit(&request)
@@ -127,7 +139,7 @@ impl Conversation {
         Ok(self.ending(response))
     }
 
-    /// Records requests that changed something, and denied ones. A request whose scope allows changes is marked
+    /// Records requests that changed something or read what is in checkpoints, and denied ones. A request whose scope allows changes is marked
     /// where the scope is checked.
     fn record(&self, method: &Method, path: &str, caller: Option<&str>, response: &Response<Body>) {
         let Some(audit) = &self.shared.audit else {
@@ -138,14 +150,17 @@ impl Conversation {
         // The rest of the path may contain a token.
         let place: String = path.split_inclusive('/').take(3).collect();
         let place = place.trim_end_matches('/');
-        let event = match response.extensions().get::<Scope>() {
-            Some(Scope::Reserve) if *method == Method::DELETE => {
+        let scope = response.extensions().get::<Scope>();
+        let told = response.extensions().get::<Audited>();
+        let event = match (told, scope) {
+            (Some(Audited(event)), _) => event.clone(),
+            (None, Some(Scope::Reserve)) if *method == Method::DELETE => {
                 AuditedRequest::change("cancel-reservation", place)
             }
-            Some(Scope::Reserve) => AuditedRequest::change("reserve", place),
-            Some(Scope::Operate) => AuditedRequest::change("operate", place),
-            Some(Scope::Read) | None if denied => AuditedRequest::look("ask", place),
-            Some(Scope::Read) | None => return,
+            (None, Some(Scope::Reserve)) => AuditedRequest::change("reserve", place),
+            (None, Some(Scope::Operate)) => AuditedRequest::change("operate", place),
+            (None, Some(Scope::Read) | None) if denied => AuditedRequest::look("ask", place),
+            (None, Some(Scope::Read) | None) => return,
         };
         let refused = (!status.is_success()).then(|| RefusedStatus(status).to_reply());
         let who = Who::api(caller.unwrap_or("nobody"));
@@ -383,6 +398,8 @@ impl HttpBody for UntilStopped {
 }
 
 /// A response that refuses a request, as the audit log names it.
+///
+/// Cure: see the problem's `detail`.
 #[derive(Debug, thiserror::Error)]
 #[error("HTTP {}", .0.as_u16())]
 struct RefusedStatus(StatusCode);

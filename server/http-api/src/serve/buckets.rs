@@ -14,7 +14,7 @@ const REMEMBERED: usize = 4_096;
 /// Buckets of all callers.
 #[derive(Debug)]
 pub(super) struct Buckets {
-    rate: Rate,
+    rate: Mutex<Rate>,
     of: Mutex<HashMap<String, Bucket>>,
 }
 
@@ -27,14 +27,15 @@ struct Bucket {
 
 impl Buckets {
     pub(super) fn new(rate: Rate) -> Self {
-        let rate = Rate {
-            per_s: rate.per_s.max(1),
-            burst: rate.burst.max(1),
-        };
         Self {
-            rate,
+            rate: Mutex::new(at_least_one(rate)),
             of: Mutex::default(),
         }
+    }
+
+    /// Replaces the rate. Tokens above the new burst are lost at the next request of their caller.
+    pub(super) fn set_rate(&self, rate: Rate) {
+        *self.rate.lock() = at_least_one(rate);
     }
 
     /// Takes a token of `caller`'s.
@@ -42,8 +43,9 @@ impl Buckets {
     /// # Errors
     /// There is no token: the time until there is one.
     pub(super) fn take(&self, caller: &str, now: Instant) -> Result<(), Duration> {
-        let per_s = f64::from(self.rate.per_s);
-        let burst = f64::from(self.rate.burst);
+        let rate = *self.rate.lock();
+        let per_s = f64::from(rate.per_s);
+        let burst = f64::from(rate.burst);
         let refilled = |bucket: &Bucket| {
             let passed = now.saturating_duration_since(bucket.at).as_secs_f64();
             (bucket.tokens + passed * per_s).min(burst)
@@ -74,9 +76,34 @@ impl Buckets {
     }
 }
 
+fn at_least_one(rate: Rate) -> Rate {
+    Rate {
+        per_s: rate.per_s.max(1),
+        burst: rate.burst.max(1),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_new_rate_holds_from_the_next_request_on() {
+        let buckets = Buckets::new(Rate { per_s: 1, burst: 4 });
+        let now = Instant::now();
+        buckets.take("a", now).unwrap();
+        buckets.set_rate(Rate { per_s: 1, burst: 1 });
+        buckets.take("a", now).unwrap();
+        assert!(
+            buckets.take("a", now).is_err(),
+            "the tokens of the rate before are gone"
+        );
+        buckets.set_rate(Rate {
+            per_s: 1000,
+            burst: 1,
+        });
+        buckets.take("a", now + Duration::from_millis(1)).unwrap();
+    }
 
     #[test]
     fn a_burst_passes_and_then_the_rate() {

@@ -114,11 +114,11 @@ impl Door {
             let arrival = match arrival {
                 Ok(arrival) => arrival,
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    tracing::warn!(%error, "API connection refused");
+                    tracing::warn!(event = "api-connection-refused", %error, "API connection refused");
                     continue;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "API connection not accepted");
+                    tracing::warn!(event = "api-connection-not-accepted", %error, "API connection not accepted");
                     tokio::time::sleep(ACCEPT_AGAIN).await;
                     continue;
                 }

@@ -9,6 +9,7 @@ mod answer;
 mod buckets;
 mod door;
 mod limits;
+mod page;
 mod patient;
 mod refusal;
 mod strangers;
@@ -142,6 +143,17 @@ impl Server {
         self.address
     }
 
+    /// Returns the counter of requests for files of the page, which anybody who reaches the port may make.
+    #[must_use]
+    pub fn page_requests(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.peers.shared.page_requests)
+    }
+
+    /// Replaces the rate limit for the requests of one remote caller.
+    pub fn set_rate(&self, rate: Rate) {
+        self.peers.shared.buckets.set_rate(rate);
+    }
+
     /// Returns the entry point to the API for peers, who come over QUIC.
     #[must_use]
     pub fn for_peers(&self) -> Arc<dyn ApiServer> {
@@ -176,6 +188,17 @@ pub async fn serve(options: ServeOptions, router: Router) -> Result<Server, ApiS
     serve_looking(options, router, LOOK_EVERY).await
 }
 
+/// Checks options as [`serve`] does, without listening.
+///
+/// # Errors
+/// See [`ApiServeError`].
+pub fn check(options: &ServeOptions) -> Result<(), ApiServeError> {
+    let tokens = options.tokens.as_deref();
+    let loaded = tokens.map(|path| Tokens::load(path, LOOK_EVERY));
+    loaded.transpose()?;
+    acceptor(options).map(drop)
+}
+
 /// Serves as [`serve`] does, with the given interval between checks of the file of tokens.
 async fn serve_looking(
     options: ServeOptions,
@@ -199,6 +222,7 @@ async fn serve_looking(
         stop: stopped,
         run: Uuid::new_v4().simple().to_string().split_off(20),
         requests: AtomicU64::new(0),
+        page_requests: Arc::default(),
         audit: options.audit,
     });
     let (port, address) = match options.listen {
@@ -259,6 +283,6 @@ fn remove_socket(path: &Path) {
     if let Err(error) = std::fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::warn!(path = %path.display(), %error, "socket not removed");
+        tracing::warn!(event = "socket-not-removed", path = %path.display(), %error, "socket not removed");
     }
 }

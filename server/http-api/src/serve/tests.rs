@@ -3,6 +3,7 @@
 mod audited;
 mod client;
 mod limits;
+mod page;
 mod reached;
 mod stopping;
 mod told;

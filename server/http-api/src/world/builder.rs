@@ -175,12 +175,14 @@ fn figures(id: NodeId, entry: &NodeEntry) -> NodeFigures {
         compare: rates,
         read: rates,
         recall: rates,
+        lazy: rates,
         write_queue: Missing::NodeGone.into(),
         read_queue: Missing::NodeGone.into(),
         write_drain: Missing::NodeGone.into(),
         read_drain: Missing::NodeGone.into(),
         dump_start: Missing::NodeGone.into(),
         restore_start: Missing::NodeGone.into(),
+        lazy_start: Missing::NodeGone.into(),
     }
 }
 

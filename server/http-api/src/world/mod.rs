@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use permafrost_api_types::nodes::NodeState;
 use permafrost_scheduling::NodeId;
-use permafrost_scheduling::cost::{NodeFigures, Replica};
+use permafrost_scheduling::cost::{NodeFigures, Replica, SwapFigures};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Figure, Missing, What};
 use permafrost_scheduling::place::{self, PlacementRequest, Places};
@@ -78,6 +78,12 @@ impl Node {
 }
 
 impl World {
+    /// Returns true if a node of that name is alive.
+    pub(crate) fn is_live(&self, name: &str) -> bool {
+        let node = self.names().id(name).and_then(|id| self.node(id));
+        node.is_some_and(|node| node.entry.live)
+    }
+
     /// Returns the time since the snapshot was taken.
     #[must_use]
     pub fn age(&self) -> Duration {
@@ -118,6 +124,12 @@ impl World {
 
     pub(super) fn figures(&self, id: NodeId) -> Option<&NodeFigures> {
         Some(&self.node(id)?.entry.figures)
+    }
+
+    /// Returns memory and swap of a live node's machine, as the node has measured them.
+    pub(super) fn swap(&self, id: NodeId) -> Option<SwapFigures> {
+        let node = self.node(id)?;
+        node.entry.swap.filter(|_| node.entry.live)
     }
 
     /// Returns the name of a node; empty for an unused number.
@@ -195,6 +207,7 @@ impl World {
                     *queue = too_old(What::Queue).into();
                 }
             }
+            entry.swap = None;
             let links = node.as_ref()?.links.clone();
             let node = Node { entry, links };
             builder::index(

@@ -23,6 +23,8 @@ pub(super) enum Lane {
     Probed,
     /// Pages that come back from an object store before a restore.
     Recalled,
+    /// Pages that follow to the processes of a lazy restore.
+    Lazy,
 }
 
 impl Lane {
@@ -38,7 +40,13 @@ impl Lane {
     ];
     /// Lanes of restores.
     #[cfg(test)]
-    pub(super) const READ: [Self; 4] = [Self::Whole, Self::Together, Self::Probed, Self::Recalled];
+    pub(super) const READ: [Self; 5] = [
+        Self::Whole,
+        Self::Together,
+        Self::Probed,
+        Self::Recalled,
+        Self::Lazy,
+    ];
 
     /// Returns the lane of a dump of this kind.
     pub(super) const fn of_dump(compared: bool, copied: bool) -> Self {
@@ -61,6 +69,7 @@ impl Lane {
             Self::Together => 4,
             Self::Probed => 5,
             Self::Recalled => 6,
+            Self::Lazy => return Channel::Lazy { node: NodeId(0) },
         };
         Channel::Medium {
             node: NodeId(number),
@@ -135,7 +144,7 @@ mod tests {
             channels.extend(peers.link(peer));
         }
         let different: HashSet<_> = channels.iter().collect();
-        assert_eq!((different.len(), channels.len()), (13, 13));
+        assert_eq!((different.len(), channels.len()), (14, 14));
         assert_eq!(peers.link("b"), peers.known("b"));
         assert_eq!(peers.known("d"), None);
         assert_eq!(peers.links().count(), 3);

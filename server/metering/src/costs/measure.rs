@@ -11,7 +11,7 @@
 //! pages brings the whole memory and stores little of it. Its bandwidth is that of comparing, which has figures
 //! of its own.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use permafrost_protocol::control;
 use permafrost_scheduling::estimator::{Channel, Direction, Estimator, Transfer};
@@ -23,7 +23,7 @@ use permafrost_store::{DumpDone, Expected, RestoreDone, StoreEvent};
 use super::channels::Lane;
 use super::ended::Whole;
 use super::seconds;
-use super::state::{Comparisons, Costs, State};
+use super::state::{Comparisons, Costs, OUTCOMES_KEPT, State, TransferOutcome};
 
 /// Share of all bytes of its time from which on a transfer counts as having had the node to itself: 4/5.
 const ALONE: (u64, u64) = (4, 5);
@@ -52,6 +52,21 @@ impl Costs {
         if let Some(expected) = &done.expected {
             state.comparisons.dumped(expected, done);
         }
+        let expected = done.expected.as_ref();
+        state.comparisons.remember(TransferOutcome {
+            direction: Direction::Write,
+            job: done.job.to_owned(),
+            generation: done.generation,
+            bytes: done.moved_bytes,
+            predicted_s: expected
+                .and_then(|expected| match done.whole {
+                    Some(_) => expected.whole,
+                    None => expected.transfer,
+                })
+                .map(Seconds::value),
+            took: elapsed,
+            ended: Instant::now(),
+        });
         drop(state);
         self.tell(|| StoreEvent::Dumped {
             job: done.job.to_owned(),
@@ -191,6 +206,16 @@ impl Costs {
             }
         }
         let whole = done.start.unwrap_or_default() + done.elapsed;
+        let expected = done.expected.as_ref().and_then(|expected| expected.whole);
+        state.comparisons.remember(TransferOutcome {
+            direction: Direction::Read,
+            job: done.checkpoint.job.clone(),
+            generation: done.checkpoint.generation,
+            bytes: done.bytes,
+            predicted_s: expected.map(Seconds::value),
+            took: whole,
+            ended: Instant::now(),
+        });
         if let Some(expected) = done.expected.and_then(|expected| expected.whole) {
             let accuracy = &mut state.comparisons.restore_time;
             accuracy.compare(expected.value(), whole.as_secs_f64());
@@ -250,6 +275,22 @@ impl Costs {
         self.sample(&mut state.estimator, channel, now, bytes, elapsed);
     }
 
+    /// Records that a lazy restore brought `bytes` of this node's pages in `elapsed`, while the processes ran.
+    pub fn brought(&self, bytes: u64, elapsed: Duration) {
+        let now = self.now();
+        let mut state = self.state();
+        let channel = state.channel(Direction::Read, Lane::Lazy);
+        self.sample(&mut state.estimator, channel, now, bytes, elapsed);
+    }
+
+    /// Records the time until the processes of a lazy restore ran, as its client measured it.
+    pub fn ran_lazily(&self, start: Duration) {
+        let now = self.now();
+        let mut state = self.state();
+        let channel = state.channel(Direction::Read, Lane::Lazy);
+        self.judged(state.estimator.answered(channel, now, now, seconds(start)));
+    }
+
     /// Records the sizes of dumps that were made before the start, from their lines of the listing. The memory of
     /// their tasks is no longer known: the bytes that each dump moved stand for it.
     pub fn learn_history(&self, records: &[control::Checkpoint]) {
@@ -307,6 +348,13 @@ impl Costs {
 }
 
 impl Comparisons {
+    fn remember(&mut self, outcome: TransferOutcome) {
+        if self.recent.len() == OUTCOMES_KEPT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(outcome);
+    }
+
     fn dumped(&mut self, expected: &Expected, done: &DumpDone<'_>) {
         let (stored, moved) = (done.stored_bytes as f64, done.moved_bytes as f64);
         self.stored.compare(expected.stored.count() as f64, stored);

@@ -21,6 +21,7 @@ mod report;
 mod running;
 mod start;
 mod state;
+mod swap;
 mod tiers;
 
 pub use begin::MeteredTransfer;
@@ -32,7 +33,7 @@ pub use publish::Publication;
 pub use report::lenient_report;
 pub use report::{Believed, NodeReport, Reports, believe};
 pub use start::{InstallError, SavedFigures, StartSample, StartWhat};
-pub use state::{Comparisons, CostCounters, Costs, CostsConfig};
+pub use state::{Comparisons, CostCounters, Costs, CostsConfig, TransferOutcome};
 
 use std::time::Duration;
 

@@ -106,7 +106,7 @@ impl State {
             Lane::WholeCopied | Lane::Compared => &[Lane::Whole, Lane::Together, Lane::Probed],
             Lane::ComparedCopied => &[Lane::WholeCopied, Lane::Whole, Lane::Together, Lane::Probed],
             Lane::Whole => &[Lane::Together, Lane::Probed],
-            Lane::Together | Lane::Probed | Lane::Recalled => &[],
+            Lane::Together | Lane::Probed | Lane::Recalled | Lane::Lazy => &[],
         };
         others.iter().fold(own, |found, &lane| match found {
             Figure::Unknown { .. } => first_known(found, of(lane)),

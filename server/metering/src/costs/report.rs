@@ -9,7 +9,7 @@ mod lenient;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use permafrost_scheduling::cost::TierRoom;
+use permafrost_scheduling::cost::{SwapFigures, TierRoom};
 use permafrost_scheduling::estimator::{Direction, Line, SizedRates};
 use permafrost_scheduling::figure::{Figure, Missing, What};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Moment, Seconds};
@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::channels::Lane;
 use super::predict::first_known;
 use super::state::{Costs, State};
+use super::swap;
 use crate::QueueReport;
 
 pub use believe::{Believed, Reports, believe};
@@ -48,12 +49,18 @@ pub struct NodeReport {
     /// Bandwidth at which pages come back from an object store.
     #[serde(deserialize_with = "lenient::field")]
     pub recall: SizedRates,
+    /// Bandwidth at which pages follow to processes that were restored lazily.
+    #[serde(deserialize_with = "lenient::field")]
+    pub lazy: SizedRates,
     /// Fixed time of a dump, which does not depend on its size.
     #[serde(deserialize_with = "lenient::field")]
     pub dump_start: Figure<Seconds>,
     /// Fixed time of a restore, which does not depend on its size.
     #[serde(deserialize_with = "lenient::field")]
     pub restore_start: Figure<Seconds>,
+    /// Time until the processes of a lazy restore run.
+    #[serde(deserialize_with = "lenient::field")]
+    pub lazy_start: Figure<Seconds>,
     /// Queue of dumps.
     #[serde(deserialize_with = "lenient::field")]
     pub write_queue: QueueReport,
@@ -66,6 +73,9 @@ pub struct NodeReport {
     /// Bandwidth of the links between this node and others, by name.
     #[serde(deserialize_with = "lenient::field")]
     pub links: BTreeMap<String, SizedRates>,
+    /// Memory and swap of the machine; missing on one without swap.
+    #[serde(deserialize_with = "lenient::field")]
+    pub swap: Option<SwapFigures>,
     /// Kind of medium that the node emulates.
     #[serde(deserialize_with = "lenient::field")]
     pub emulated: Option<String>,
@@ -95,12 +105,15 @@ impl Default for NodeReport {
             compare: not_measured(What::WriteBandwidth),
             read: not_measured(What::ReadBandwidth),
             recall: not_measured(What::RecallBandwidth),
+            lazy: not_measured(What::LazyBandwidth),
             dump_start: no_time,
             restore_start: no_time,
+            lazy_start: no_time,
             write_queue: QueueReport::default(),
             read_queue: QueueReport::default(),
             tiers: Vec::new(),
             links: BTreeMap::new(),
+            swap: None,
             emulated: None,
             unreadable: false,
         }
@@ -115,7 +128,10 @@ impl Costs {
         let now = self.now();
         let queues = self.queues.get().map(|ask| ask());
         let tiers = self.look_at_tiers();
-        let state = self.state();
+        let reading = swap::read();
+        let mut state = self.state();
+        let swap = state.paging.update(reading, now);
+        let state = state;
         let [write_queue, read_queue] = queues.unwrap_or_else(|| {
             [Direction::Write, Direction::Read].map(|direction| under_way(&state, direction))
         });
@@ -141,6 +157,7 @@ impl Costs {
             ),
             read: restores.map_or_else(|| best_known(Direction::Read), |line| line.rates),
             recall: rates(Direction::Read, Lane::Recalled),
+            lazy: rates(Direction::Read, Lane::Lazy),
             dump_start: start_of(full.or(compared)).unwrap_or_else(|| {
                 first_known(
                     state.start(Direction::Write, Lane::Together, now),
@@ -149,6 +166,7 @@ impl Costs {
             }),
             restore_start: start_of(restores)
                 .unwrap_or_else(|| state.start(Direction::Read, Lane::Whole, now)),
+            lazy_start: state.start(Direction::Read, Lane::Lazy, now),
             write_queue,
             read_queue,
             tiers,
@@ -156,6 +174,7 @@ impl Costs {
                 .map(|(peer, link)| (peer.to_owned(), state.estimator.rates(link, now)))
                 .filter(|(_, rates)| rates.sustained().known().is_ok())
                 .collect(),
+            swap,
             emulated: self
                 .config
                 .emulated
@@ -234,9 +253,12 @@ impl NodeReport {
             || rates(&self.compare, &other.compare)
             || rates(&self.read, &other.read)
             || rates(&self.recall, &other.recall)
+            || rates(&self.lazy, &other.lazy)
             || times(&self.dump_start, &other.dump_start)
             || times(&self.restore_start, &other.restore_start)
+            || times(&self.lazy_start, &other.lazy_start)
             || self.emulated != other.emulated
+            || swaps_differ(self.swap.as_ref(), other.swap.as_ref())
             || !self
                 .tiers
                 .iter()
@@ -285,6 +307,21 @@ fn figures_differ<T: Copy>(one: &Figure<T>, other: &Figure<T>, number: impl Fn(T
     match (one.known(), other.known()) {
         (Ok(one), Ok(other)) => is_news(number(one.p50), number(other.p50)),
         (Err(_), Err(_)) => false,
+        _ => true,
+    }
+}
+
+fn swaps_differ(one: Option<&SwapFigures>, other: Option<&SwapFigures>) -> bool {
+    let bytes = |one: Bytes, other: Bytes| is_news(one.count() as f64, other.count() as f64);
+    let rates = |one, other| figures_differ(one, other, BytesPerSecond::value);
+    match (one, other) {
+        (Some(one), Some(other)) => {
+            bytes(one.free_memory, other.free_memory)
+                || bytes(one.free_swap, other.free_swap)
+                || rates(&one.write, &other.write)
+                || rates(&one.read, &other.read)
+        }
+        (None, None) => false,
         _ => true,
     }
 }

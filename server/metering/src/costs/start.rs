@@ -51,6 +51,8 @@ pub enum StartWhat {
     ReadProbed,
     /// Pages that came back from an object store.
     Recall,
+    /// Pages that followed to the processes of a lazy restore.
+    Lazy,
     /// A full dump as its client measures it, from the first preparation to the last clean-up.
     FullDump,
     /// A compared dump as its client measures it.
@@ -139,6 +141,7 @@ fn lane(what: &StartWhat) -> Option<(Direction, Lane)> {
         StartWhat::ReadTogether => Some((Direction::Read, Lane::Together)),
         StartWhat::ReadProbed => Some((Direction::Read, Lane::Probed)),
         StartWhat::Recall => Some((Direction::Read, Lane::Recalled)),
+        StartWhat::Lazy => Some((Direction::Read, Lane::Lazy)),
         StartWhat::FullDump => write(Lane::Whole),
         StartWhat::ComparedDump => write(Lane::Compared),
         StartWhat::Restore => Some((Direction::Read, Lane::Whole)),
@@ -146,7 +149,7 @@ fn lane(what: &StartWhat) -> Option<(Direction, Lane)> {
     }
 }
 
-const LANES: [StartWhat; 10] = [
+const LANES: [StartWhat; 11] = [
     StartWhat::Write,
     StartWhat::Compare,
     StartWhat::WriteCopied,
@@ -157,6 +160,7 @@ const LANES: [StartWhat; 10] = [
     StartWhat::ReadTogether,
     StartWhat::ReadProbed,
     StartWhat::Recall,
+    StartWhat::Lazy,
 ];
 
 impl Costs {
@@ -271,7 +275,7 @@ impl Costs {
             Ok(Some(file)) => file,
             Ok(None) => return,
             Err(error) => {
-                tracing::warn!(%error, path = %path.display(), "figures of the last run cannot be read: they are measured anew");
+                tracing::warn!(event = "figures-unreadable", %error, path = %path.display(), "figures of the last run cannot be read: they are measured anew");
                 return;
             }
         };
@@ -294,7 +298,7 @@ impl Costs {
         state.starting.emulated = file.figures.emulated;
         drop(state);
         if refused > 0 {
-            tracing::warn!(refused, path = %path.display(), "figures of the last run that cannot be true are left out");
+            tracing::warn!(event = "figures-refused", refused, path = %path.display(), "figures of the last run that cannot be true are left out");
         }
     }
 }

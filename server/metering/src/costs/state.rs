@@ -1,9 +1,10 @@
 //! Measurements of this node, for those that record, predict, report and save them.
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use permafrost_scheduling::cost::TierRoom;
@@ -18,6 +19,7 @@ use super::channels::{Lane, Peers};
 use super::ended::Ended;
 use super::jobs::Jobs;
 use super::running::Running;
+use super::swap::Paging;
 use super::tiers::Tiers;
 use crate::QueueReport;
 
@@ -67,6 +69,30 @@ pub struct Comparisons {
     pub dump_time: Accuracy,
     /// Accuracy for the duration of restores.
     pub restore_time: Accuracy,
+    /// The newest dumps and restores with their predictions, the newest last.
+    pub recent: VecDeque<TransferOutcome>,
+}
+
+/// Most dumps and restores that are kept in [`Comparisons::recent`].
+pub(super) const OUTCOMES_KEPT: usize = 50;
+
+/// Predicted and measured duration of a dump or a restore.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TransferOutcome {
+    /// Dump or restore.
+    pub direction: Direction,
+    /// Job; empty for a parked dump.
+    pub job: String,
+    /// Generation; 0 for a parked dump.
+    pub generation: u64,
+    /// Bytes that it moved.
+    pub bytes: u64,
+    /// Predicted duration, seconds; `None` if it was not predicted.
+    pub predicted_s: Option<f64>,
+    /// Measured duration of what was predicted.
+    pub took: Duration,
+    /// Time at which it ended.
+    pub ended: Instant,
 }
 
 /// Counters since the start.
@@ -123,6 +149,7 @@ pub(super) struct State {
     pub(super) comparisons: Comparisons,
     pub(super) starting: Starting,
     pub(super) ended: Ended,
+    pub(super) paging: Paging,
 }
 
 impl std::fmt::Debug for Costs {
@@ -157,6 +184,7 @@ impl Costs {
                 comparisons: Comparisons::default(),
                 starting: Starting::default(),
                 ended: Ended::default(),
+                paging: Paging::default(),
             }),
             config,
         }

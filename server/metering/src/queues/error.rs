@@ -34,12 +34,14 @@ pub enum QueuesError {
     /// The transfer is larger than the region.
     #[error("{bytes} bytes are more than the region holds, {capacity_bytes}")]
     TooLarge {
-        /// Requested bytes.
+        /// Bytes that were requested.
         bytes: u64,
         /// Size of the region.
         capacity_bytes: u64,
     },
     /// The direction is neither `write` nor `read`.
+    ///
+    /// Cure: say `write` or `read`.
     #[error("{direction:?} is no queue: there are write, for dumps, and read, for restores")]
     BadDirection {
         /// Direction as it was given.
@@ -60,6 +62,8 @@ pub enum QueuesError {
         node: String,
     },
     /// The caller disconnected while it waited.
+    ///
+    /// Cure: none is needed: the command that waited has ended.
     #[error("the caller has gone while it waited for its turn")]
     Gone,
     /// The daemon is stopping: nothing starts any more.

@@ -37,8 +37,6 @@ const LAST_COUNTS: f64 = 0.2;
 #[derive(Debug)]
 pub(super) struct Lane {
     direction: Direction,
-    /// Concurrency limit set by the operator. `None`: use the measured optimum.
-    at_once: Option<usize>,
     arrival: Duration,
     stall: Duration,
     origin: Instant,
@@ -48,6 +46,8 @@ pub(super) struct Lane {
 
 #[derive(Debug)]
 struct Inner {
+    /// Concurrency limit set by the operator. `None`: use the measured optimum.
+    at_once: Option<usize>,
     queue: TransferQueue,
     concurrency: Concurrency,
     pace: TransferTimes,
@@ -93,12 +93,12 @@ impl Lane {
         });
         Self {
             direction,
-            at_once,
             arrival: options.arrival,
             stall: options.stall,
             origin: now,
             counters: QueueCounters::default(),
             inner: Mutex::new(Inner {
+                at_once,
                 queue,
                 concurrency: Concurrency::new(ConcurrencyConfig::default()),
                 pace: TransferTimes::default(),
@@ -227,7 +227,7 @@ impl Lane {
         if !inner.before.contains_key(&ticket) {
             inner.look(self, now, Duration::ZERO);
         }
-        inner.standing(self, ticket)
+        inner.standing(ticket)
     }
 
     fn set_aside(
@@ -238,7 +238,7 @@ impl Lane {
         let token = new_token();
         let waiting = control::Waiting {
             token: token_text(token),
-            ..inner.standing(self, ticket)
+            ..inner.standing(ticket)
         };
         let now = self.moment(Instant::now());
         let kept = inner
@@ -296,7 +296,7 @@ impl Lane {
             node: String::new(),
             direction: self.direction.name().to_owned(),
             bytes_before,
-            starts_in_ms: inner.starts_in_ms(self, before, bytes_before),
+            starts_in_ms: inner.starts_in_ms(before, bytes_before),
             lapses_in_ms: whole_ms(lapses_in),
         })
     }
@@ -316,16 +316,39 @@ impl Lane {
         let (running, held_up) = inner.queue.lengths();
         let reserved = inner.queue.reserved();
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let slots = self.slots(&inner);
+        let slots = inner.slots();
         QueueReport {
             bytes: inner.queue.queued_bytes().count(),
             running: count(running),
             waiting: count(held_up.saturating_sub(reserved)),
             reserved: count(reserved),
             slots: count(slots),
-            automatic: self.at_once.is_none(),
+            automatic: inner.at_once.is_none(),
             bytes_per_s: inner.drain(slots).map(BytesPerSecond::value),
         }
+    }
+
+    /// Sets the concurrency limit, and starts what it now admits. Transfers that run go on under a lower limit.
+    pub(super) fn limit(&self, at_once: Option<usize>) {
+        let mut inner = self.inner();
+        inner.at_once = at_once;
+        inner.start_next(self, Instant::now());
+    }
+
+    /// Returns the transfers that run, the oldest first. O(transfers).
+    pub(super) fn transfers(&self) -> Vec<control::TransferStatus> {
+        let inner = self.inner();
+        let mut turns: Vec<&Running> = inner.turns.values().collect();
+        turns.sort_by_key(|turn| turn.began);
+        turns
+            .into_iter()
+            .map(|turn| control::TransferStatus {
+                age_ms: u64::try_from(turn.began.elapsed().as_millis()).unwrap_or(u64::MAX),
+                moved_bytes: turn.moved.load(Ordering::Relaxed),
+                expected_bytes: turn.expected,
+                idle: turn.idle,
+            })
+            .collect()
     }
 
     pub(super) fn stop(&self) {
@@ -363,13 +386,13 @@ impl Lane {
             inner.learn(&turn, now);
         }
         if inner.queue.finish(ticket).is_err() {
-            tracing::error!(?ticket, "a turn ended that was none");
+            tracing::error!(
+                event = "queue-turn-unknown",
+                ?ticket,
+                "a turn ended that was none"
+            );
         }
         inner.start_next(self, now);
-    }
-
-    fn slots(&self, inner: &Inner) -> usize {
-        self.at_once.unwrap_or_else(|| inner.concurrency.limit())
     }
 
     fn request(&self, admission: &Admission, bytes: Bytes, now: Moment) -> TransferRequest {
@@ -408,9 +431,14 @@ impl Inner {
     }
 
     /// Admits the requests that may run.
+    /// Returns the number of transfers that may run at once.
+    fn slots(&self) -> usize {
+        self.at_once.unwrap_or_else(|| self.concurrency.limit())
+    }
+
     fn start_next(&mut self, lane: &Lane, now: Instant) {
         self.count_until(now);
-        self.queue.allow_running(lane.slots(self));
+        self.queue.allow_running(self.slots());
         while let Some(event) = self.queue.poll(lane.moment(now)) {
             match event {
                 QueueEvent::Lapsed(_) => lane.counters.lapsed.add(1),
@@ -524,24 +552,24 @@ impl Inner {
     }
 
     /// Returns the position of a waiting request as of the last check.
-    fn standing(&self, lane: &Lane, ticket: QueueTicket) -> control::Waiting {
+    fn standing(&self, ticket: QueueTicket) -> control::Waiting {
         let (before, bytes_before) = self.before.get(&ticket).copied().unwrap_or_default();
         control::Waiting {
             before: u32::try_from(before).unwrap_or(u32::MAX),
             bytes_before,
-            starts_in_ms: self.starts_in_ms(lane, before, bytes_before),
+            starts_in_ms: self.starts_in_ms(before, bytes_before),
             token: String::new(),
         }
     }
 
-    fn starts_in_ms(&self, lane: &Lane, before: usize, bytes_before: u64) -> Option<u64> {
+    fn starts_in_ms(&self, before: usize, bytes_before: u64) -> Option<u64> {
         let running = self.queue.lengths().0.min(before);
         let ahead = Ahead {
             running,
             waiting: before - running,
             bytes: Bytes::new(bytes_before),
         };
-        let time = self.pace.time(&ahead, lane.slots(self))?;
+        let time = self.pace.time(&ahead, self.slots())?;
         Some(whole_ms(time))
     }
 }

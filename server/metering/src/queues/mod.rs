@@ -48,8 +48,8 @@ pub struct QueuesOptions {
     /// Number of restores that run at once; `None`: the number that is found to maximize the throughput. Default
     /// `None`.
     pub restores_at_once: Option<usize>,
-    /// Maximum number of requests that wait or are reserved in a queue: each that waits here is a thread. Default
-    /// 1024.
+    /// Maximum number of requests that wait or are reserved in a queue: each that waits here is a thread, and a lazy
+    /// restore eight. Default 1024.
     pub waiting: usize,
     /// Maximum number of reservations among them. Default 256.
     pub reserved: usize,
@@ -147,6 +147,13 @@ impl Queues {
         let lanes = Direction::ALL
             .map(|direction| Arc::new(Lane::new(direction, at.next().flatten(), &options)));
         Arc::new(Self { lanes })
+    }
+
+    /// Replaces the concurrency limits, `None` for the measured optimum. Requests that wait start if the new limits
+    /// admit them; transfers that run go on.
+    pub fn limit(&self, dumps_at_once: Option<usize>, restores_at_once: Option<usize>) {
+        self.lane(Direction::Write).limit(dumps_at_once);
+        self.lane(Direction::Read).limit(restores_at_once);
     }
 
     fn lane(&self, direction: Direction) -> &Arc<Lane> {
@@ -249,6 +256,7 @@ impl Queues {
         let reports = Direction::ALL.into_iter().zip(self.report());
         reports
             .map(|(direction, report)| control::QueueStatus {
+                transfers: self.lane(direction).transfers(),
                 direction: direction.name().to_owned(),
                 running: report.running,
                 waiting: report.waiting,

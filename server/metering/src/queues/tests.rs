@@ -54,6 +54,35 @@ impl Waits for Waiter {
 }
 
 #[test]
+fn a_higher_limit_starts_who_waits_and_a_lower_one_holds_the_next_back() {
+    let queues = queues(1);
+    let admission = admission(100, 0);
+    let first = queues.enter(Direction::Write, &admission, &mut Patiently);
+    let first = first.unwrap();
+    thread::scope(|scope| {
+        let enter = || queues.enter(Direction::Write, &admission, &mut Patiently);
+        let second = scope.spawn(enter);
+        wait_until(|| write(&queues).waiting == 1);
+        queues.limit(Some(2), None);
+        let second = second.join().unwrap().unwrap();
+        assert_eq!((write(&queues).running, write(&queues).slots), (2, 2));
+        assert!(!write(&queues).automatic);
+
+        queues.limit(Some(1), None);
+        let third = scope.spawn(enter);
+        wait_until(|| write(&queues).waiting == 1);
+        drop(first);
+        // One still runs, which is as many as may.
+        thread::sleep(Duration::from_millis(50));
+        assert_eq!((write(&queues).running, write(&queues).waiting), (1, 1));
+        drop(second);
+        drop(third.join().unwrap().unwrap());
+    });
+    queues.limit(None, None);
+    assert!(write(&queues).automatic);
+}
+
+#[test]
 fn the_highest_priority_goes_first_and_then_whoever_came_first() {
     let queues = queues(1);
     let running = queues

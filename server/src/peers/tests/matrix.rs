@@ -80,10 +80,14 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
     let mut requests = every!(local:
         Open => [local::Open { job: text(), seal_follows: true, ..Default::default() }],
         Seal => [local::Seal { session: text() }],
-        Abort => [local::Abort { session: text() }],
+        Abort => [local::Abort { session: text(), ..local::Abort::default() }],
         Adopt => [local::Adopt { job: text(), ..Default::default() }],
         List => [local::List { job: text(), ..local::List::default() }],
         Show => [local::Show { checkpoint: text() }],
+        Describe => [
+            local::Describe { checkpoint: text(), ..Default::default() },
+            local::Describe { checkpoint: text(), before: text(), ..Default::default() },
+        ],
         Remove => [remove(true, true), remove(false, true), remove(true, false), remove(false, false)],
         Pin => [local::Pin { checkpoint: text(), pinned: true }, local::Pin { checkpoint: text(), pinned: false }],
         Verify => [local::Verify { checkpoint: text(), cold: true }],
@@ -93,8 +97,11 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
         Stream => [local::Stream { checkpoint: text(), ..Default::default() }],
         Lend => [local::Lend { checkpoint: text() }],
         Thaw => [local::Thaw { checkpoint: text(), ..Default::default() }],
-        Nodes => [local::Nodes { name: text() }],
+        TakeSpace => [local::TakeSpace { session: text(), ..Default::default() }],
+        EndPages => [local::EndPages { session: text() }],
+        Nodes => [local::Nodes { name: text(), probe: true }],
         SetNode => [local::SetNode { name: text(), state: "drained".to_owned(), force: true }],
+        SetLevel => [local::SetLevel { registry: 2 }],
         Rebuild => [local::Rebuild { dry_run: false, ..Default::default() }],
         Deny => [local::Deny { entries: vec![text()], take_back: false }, local::Deny::default()],
         Scrub => [local::Scrub { checkpoint: text(), cold: true }],
@@ -128,6 +135,7 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
         let session = session.clone();
         requests.push(local::Body::Abort(local::Abort {
             session: session.clone(),
+            ..local::Abort::default()
         }));
         requests.push(local::Body::Seal(local::Seal { session }));
     }
@@ -193,6 +201,7 @@ fn needs(body: &local::Body) -> Needs {
         Body::Open(_) | Body::Adopt(_) | Body::Pin(_) | Body::Import(_) => Needs::Dump,
         Body::List(_)
         | Body::Show(_)
+        | Body::Describe(_)
         | Body::Verify(_)
         | Body::Export(_)
         | Body::Stream(_)
@@ -208,12 +217,15 @@ fn needs(body: &local::Body) -> Needs {
         Body::Media(media) if media.action == "ls" => Needs::Nothing,
         Body::SetNode(_)
         | Body::Rebuild(_)
+        | Body::SetLevel(_)
         | Body::Deny(_)
         | Body::Scrub(_)
         | Body::Media(_)
         | Body::Keys(_)
         | Body::Gc(_) => Needs::Operate,
         Body::Seal(_)
+        | Body::TakeSpace(_)
+        | Body::EndPages(_)
         | Body::Abort(_)
         | Body::Status(_)
         | Body::Nodes(_)

@@ -37,13 +37,38 @@ fn a_parked_session_is_adopted_by_who_may_have_its_job() {
 }
 
 #[test]
+fn a_freeze_limit_that_an_agent_reports_is_counted() {
+    let site = Site::new();
+    let report = |role: Role, freeze_limit_reached: bool| {
+        let peer = site.peer("a", role, &["team-a"]);
+        let abort = request::Abort {
+            // The session has ended with its conversation.
+            session: "0".repeat(32),
+            freeze_limit_reached,
+        };
+        site.ask(&peer, request::Body::Abort(abort)).unwrap_err();
+        let counters = site.store.local().counters();
+        counters.freeze_limits_reached.value()
+    };
+    assert_eq!(report(Role::Agent, false), 0);
+    assert_eq!(report(Role::Agent, true), 1);
+    assert_eq!(report(Role::Reader, true), 1);
+}
+
+#[test]
 fn discarding_a_parked_session_takes_the_right_to_delete() {
     let site = Site::new();
     let parked = site.park("team-a/x");
     let abort = |delete: bool| {
         let agent = site.peer_who_may("a", Role::Agent, &["team-a"], delete);
         let session = parked.clone();
-        let asked = site.ask(&agent, request::Body::Abort(request::Abort { session }));
+        let asked = site.ask(
+            &agent,
+            request::Body::Abort(request::Abort {
+                session,
+                ..request::Abort::default()
+            }),
+        );
         asked.map(drop).map_err(|error| (error.code(), error.hint))
     };
     let (code, hint) = abort(false).unwrap_err();

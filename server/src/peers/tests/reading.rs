@@ -52,6 +52,10 @@ impl Operate for OneNode {
         self.nodes(&local::Nodes::default())
     }
 
+    fn set_level(&self, _: &local::SetLevel) -> Result<NodeList, StoreError> {
+        Ok(NodeList::default())
+    }
+
     fn rebuild(&self, _: &local::Rebuild) -> Result<Rebuilt, StoreError> {
         Ok(Rebuilt::default())
     }
@@ -64,7 +68,7 @@ fn nodes_are_shown_with_the_jobs_that_one_may_read() {
     let names = |role: Role, namespaces: &[&str], body: local::Body| {
         let peer = site.peer("p", role, namespaces);
         let request = control::Request {
-            version: control::VERSION,
+            version: 1,
             body: Some(body),
         };
         let reply = agents.call(&peer, request).body;

@@ -140,6 +140,7 @@ impl Site {
             let mapping = Mapping {
                 start: PAGE_SIZE as u64,
                 end: 9 * PAGE_SIZE as u64,
+                ..Mapping::default()
             };
             std::fs::write(dir.join(mm_name(PID)), write_mappings(&[mapping])).unwrap();
         }
@@ -233,7 +234,7 @@ impl Site {
         body: control::request::Body,
     ) -> Result<control::reply::Body, control::Error> {
         let request = control::Request {
-            version: control::VERSION,
+            version: 1,
             body: Some(body),
         };
         match self.handler.call(peer, request::Body::Control(request)) {

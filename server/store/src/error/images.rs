@@ -40,8 +40,10 @@ pub enum ImagesError {
     Unreadable { image: String, source: ImageError },
     #[error("the dump has more than {limit} small images")]
     TooMany { limit: usize },
+    /// Cure: dump again, and let nobody write into the images directory.
     #[error("image {image} is longer than the {announced_bytes} bytes announced")]
     TooLong { image: String, announced_bytes: u64 },
+    /// Cure: dump again, and let nobody write into the images directory.
     #[error("image {image} has {received_bytes} bytes of {announced_bytes}")]
     TooShort {
         image: String,

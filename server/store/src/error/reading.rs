@@ -38,11 +38,14 @@ pub enum ReadingError {
     Mislisted { id: String, name: String },
     /// A manifest does not decode. Its pages were intact, so it is of another version, or this program has a
     /// defect.
+    ///
+    /// Cure: in a cluster `permafrost scrub` heals it from another copy; otherwise restore an older generation.
     #[error("manifest of checkpoint {id}: {source}")]
     Manifest {
         id: CheckpointId,
         source: ManifestError,
     },
+    /// Cure: look at CRIU's log, which the command names: CRIU ended before it read the images.
     #[error("CRIU did not come for the images")]
     NobodyCame,
     #[error("this node is starting or stopping and {action} nothing")]

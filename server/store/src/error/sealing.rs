@@ -12,6 +12,7 @@ pub enum SealingError {
     Late { limit_s: u64 },
     #[error("{checkpoint} is sealed here, and the cluster does not list it")]
     Unlisted { checkpoint: String },
+    /// Cure: none is needed: the checkpoint is there already.
     #[error("checkpoint {id} is {checkpoint} on this node already")]
     NameTaken { id: String, checkpoint: String },
     #[error("whoever asked for the seal is gone: its dump was rolled back")]
@@ -37,6 +38,7 @@ pub enum SealingError {
     InUse { checkpoint: String },
     #[error("{checkpoint} is not removed: no other generation of its job was found whole")]
     NoOther { checkpoint: String },
+    /// Cure: leave it to that node, or bring the node back.
     #[error("checkpoint {id} is listed as held by {node}")]
     Listed { id: String, node: String },
     #[error("checkpoint {id} is published and is not rolled back")]

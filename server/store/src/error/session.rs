@@ -26,8 +26,10 @@ pub enum SessionError {
     Phase(#[from] PhaseError),
     #[error("session {session} is being listed by the cluster")]
     BeingListed { session: String },
+    /// Cure: dump again: the session was sealed, aborted, or its time was over. The task goes on.
     #[error("the session is over")]
     Over,
+    /// Cure: use CRIU 3.17 to 4.2; another client has to open an address space before it sends pages.
     #[error("pages before any address space was opened")]
     NoSpaceOpen,
     #[error("hole of {pages} pages at {vaddr:#x} of {space}, which the parent does not have")]
@@ -36,8 +38,10 @@ pub enum SessionError {
         vaddr: u64,
         pages: u64,
     },
+    /// Cure: dump without `--prev-images-dir`, or with `--full`.
     #[error("pages of {space} are left to a parent that is not here")]
     NoParent { space: SpaceId },
+    /// Cure: `permafrost verify` on the sending node tells whether its copy is damaged.
     #[error("manifest holds a map root that is none: {source}")]
     MapRoot { source: PageError },
 }

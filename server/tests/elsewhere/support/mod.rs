@@ -28,7 +28,6 @@ use permafrost_agent::remote;
 use permafrost_agent::{Agent, AgentOptions, StorageNode as Known};
 use permafrost_audit::{Audit, AuditFile};
 use permafrost_catalog::SledCatalog;
-use permafrost_cluster::elsewhere::Peers;
 use permafrost_cluster::repair::{Puller, RepairLimits, Throttle};
 use permafrost_cluster::{FailureDomain, LiveNode, MemberState, NodeFacts, NodesView};
 use permafrost_clustered::ClusterServices;
@@ -38,6 +37,7 @@ use permafrost_clustered::Registry;
 use permafrost_criu::directory::ExportedPart;
 use permafrost_criu::frontend::PageSink;
 use permafrost_criu::source::PageRun;
+use permafrost_holders::PeerHolders;
 use permafrost_identity::{Authority, CertificateOrder, Namespaces, ReloadingIdentity, Role};
 use permafrost_metering::costs::{Costs, CostsConfig};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
@@ -113,7 +113,7 @@ impl Site {
             age: Duration::ZERO,
         };
         let domain = facts.domain.clone();
-        let peers = Peers::new(
+        let peers = PeerHolders::new(
             self.network(Arc::clone(&identity)),
             view,
             &name,

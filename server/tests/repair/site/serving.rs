@@ -115,7 +115,7 @@ impl FrameSink for Faulty<'_> {
 
 impl Handler for Serving {
     fn call(&self, _: &Peer, _: request::Body) -> reply::Body {
-        reply::Body::Done(Done { free_bytes: 0 })
+        reply::Body::Done(Done::default())
     }
 
     fn dump(

@@ -2,24 +2,20 @@
 //!
 //! ```text
 //! CRIU ──names, pipes──▶ requests ─┬─ small image ──▶ a thread each ──▶ file in the images directory
-//!                                  └─ pagemap, pages ──▶ one thread, space after space ──▶ page-server frames
+//!                                  └─ pagemap, pages ──▶ one thread, space after space ──▶ permafrostd
 //! ```
 //!
-//! Pages go on as frames of the page-server protocol, to a session's own socket: what takes them compares, copies and
-//! refuses as in any other dump. CRIU writes the pages of an entry at once, but keeps up to 4096 bytes of a pagemap in
-//! a buffer (`criu/bfd.c`): some 200 runs of pages arrive before their addresses, and wait here in memory.
+//! The pipes of the pages are handed to permafrostd, which takes them into its region: no page comes through this process.
 //!
 //! The protocol has no acknowledgement. So the caller asks [`Capture::outcome`] in the post-dump script, when CRIU has
 //! closed all images and the tasks are still frozen.
 
 mod error;
-mod join;
 mod receiver;
-mod sender;
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -30,23 +26,21 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
 use parking_lot::{Condvar, Mutex};
+use permafrost_protocol::control::request;
 use permafrost_protocol::images::ImageName;
 use permafrost_protocol::manifest::is_plain_file_name;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::streamer::FileRequest;
+use permafrost_transport::control::{Canceller, Connection, ControlError};
 use permafrost_transport::framing;
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, OFlags};
-use rustix::io::Errno;
 
 use self::error::failed;
 pub use self::error::{CaptureError, CaptureLimits};
-use self::join::Join;
 pub use self::receiver::{MAX_SOCKET_PATH, StreamReceiver};
-use self::sender::PageSender;
 
-/// Bytes that are read from a pipe at once; a pipe is made this large, too.
-const CHUNK_BYTES: usize = 1 << 20;
+/// Size of an image's pipe: the largest for a user without privileges (fs.pipe-max-size).
+const PIPE_BYTES: usize = 1 << 20;
 
 /// Shared state of a capture's threads.
 #[derive(Default)]
@@ -66,6 +60,8 @@ pub struct Capture {
     state: Arc<(Mutex<State>, Condvar)>,
     limits: CaptureLimits,
     images: PathBuf,
+    /// Ends the connection of the pages.
+    session: Arc<Canceller>,
 }
 
 /// Pages of a space that are to come.
@@ -76,26 +72,49 @@ struct SpaceImages {
     pages: OwnedFd,
 }
 
+impl SpaceImages {
+    /// Reads the pipes to their ends, and keeps nothing: CRIU has written all, or has ended.
+    fn drain(self) {
+        let drain = |pipe: OwnedFd| io::copy(&mut File::from(pipe), &mut io::sink());
+        thread::scope(|scope| {
+            // An error is an end, too.
+            scope.spawn(|| drain(self.pagemap));
+            let _ = drain(self.pages);
+        });
+    }
+}
+
 impl Capture {
-    /// Prepares a capture whose small images go to the directory `images`.
+    /// Prepares a capture whose small images go to the directory `images`; `session` ends the connection of its pages.
     #[must_use]
-    pub fn new(images: &Path, limits: CaptureLimits) -> Self {
+    pub fn new(images: &Path, limits: CaptureLimits, session: Canceller) -> Self {
         Self {
             state: Arc::default(),
             limits,
             images: images.to_owned(),
+            session: Arc::new(session),
         }
     }
 
-    /// Takes images from `criu` until it hangs up, and sends the pages to the session behind `session`. Returns the
-    /// outcome of the dump.
+    /// Takes images from `criu` until it hangs up, and hands the pipes of the pages over for a session, with requests over
+    /// a connection of their own. Returns the outcome of the dump.
     ///
     /// # Errors
     /// The first failure. CRIU sees its socket and its pipes end.
-    pub fn run(&self, criu: &UnixStream, session: &UnixStream) -> Result<(), Arc<CaptureError>> {
+    pub fn run(
+        &self,
+        criu: &UnixStream,
+        session: &str,
+        connection: &mut Connection,
+    ) -> Result<(), Arc<CaptureError>> {
         thread::scope(|scope| {
             let (spaces, come) = mpsc::channel();
-            scope.spawn(move || self.end_with(criu, self.take_spaces(session, &come)));
+            scope.spawn(move || {
+                self.end_with(
+                    criu,
+                    self.hand_over_spaces(criu, session, connection, &come),
+                );
+            });
             self.end_with(criu, self.requests(criu, spaces, scope));
         });
         // Without an outcome by now: CRIU hung up before the post-dump script.
@@ -126,7 +145,11 @@ impl Capture {
     fn decide(&self, outcome: Result<(), CaptureError>) {
         let (state, changed) = &*self.state;
         let mut state = state.lock();
-        state.outcome.get_or_insert(outcome.map_err(Arc::new));
+        let decided = state.outcome.get_or_insert(outcome.map_err(Arc::new));
+        if decided.is_err() {
+            // The session is not to take the pages, and nobody waits for it to do so.
+            self.session.cancel();
+        }
         changed.notify_all();
     }
 
@@ -173,6 +196,7 @@ impl Capture {
                     };
                     // The receiver has ended with an outcome.
                     let _ = spaces.send(images);
+                    self.state.1.notify_all();
                 }
                 (ImageName::Pages(_) | ImageName::Pagemap(_), _) | (_, Some(_)) => {
                     return Err(CaptureError::Unpaired { name });
@@ -235,17 +259,34 @@ impl Capture {
         }
     }
 
-    /// Sends the spaces, in the order in which CRIU opens them, and CLOSE once all images are there.
-    fn take_spaces(
+    /// Hands the spaces over in the order in which CRIU opens them, and ends the pages once all images are there.
+    fn hand_over_spaces(
         &self,
-        session: &UnixStream,
+        criu: &UnixStream,
+        session: &str,
+        connection: &mut Connection,
         come: &Receiver<SpaceImages>,
     ) -> Result<(), CaptureError> {
-        let mut sender = PageSender::new(session);
         loop {
             match come.try_recv() {
                 Ok(images) => {
-                    self.take_space(images, &mut sender)?;
+                    let take = request::TakeSpace {
+                        session: session.to_owned(),
+                        space_type: images.space.space_type.into(),
+                        space: images.space.id,
+                        pages_id: images.pages_id,
+                    };
+                    let pipes = [images.pagemap.as_fd(), images.pages.as_fd()];
+                    if let Err(error) = connection.call_with_all(take, &pipes) {
+                        let was_answered = matches!(error, ControlError::Refused { .. });
+                        self.end_with(criu, Err(error.into()));
+                        if !was_answered {
+                            // A daemon that hangs has the pipes, and does not read them: CRIU would wait for it, and
+                            // the frozen task for CRIU. Nobody waits for the end of this.
+                            thread::spawn(move || images.drain());
+                        }
+                        return Ok(());
+                    }
                     self.image_ended(false);
                 }
                 Err(mpsc::TryRecvError::Disconnected) => return Ok(()),
@@ -257,50 +298,16 @@ impl Capture {
                     }
                     if state.has_inventory && state.open == 0 {
                         drop(state);
-                        sender.close()?;
+                        let session = session.to_owned();
+                        connection.call(request::EndPages { session })?;
                         self.decide(Ok(()));
                         return Ok(());
                     }
-                    // Woken by the end of an image; a space is noticed a moment later at most.
+                    // Woken by a space and by the end of an image; one that came before the wait is noticed a moment later.
                     changed.wait_for(&mut state, std::time::Duration::from_millis(2));
                 }
             }
         }
-    }
-
-    fn take_space(
-        &self,
-        images: SpaceImages,
-        sender: &mut PageSender<'_>,
-    ) -> Result<(), CaptureError> {
-        let space = images.space;
-        sender.open(space)?;
-        let mut joined = Join::new(space, images.pages_id, self.limits.waiting_bytes);
-        let (mut pagemap, mut pages) = (
-            Some(File::from(images.pagemap)),
-            Some(File::from(images.pages)),
-        );
-        let mut buffer = vec![0; CHUNK_BYTES];
-        while pagemap.is_some() || pages.is_some() {
-            if self.state.0.lock().outcome.is_some() {
-                return Err(CaptureError::Ended);
-            }
-            let [entries_came, pages_came] = ready(pagemap.as_ref(), pages.as_ref())?;
-            if let Some(file) = pagemap.as_mut().filter(|_| entries_came) {
-                match read_some(file, &mut buffer)? {
-                    0 => pagemap = None,
-                    read => joined.entries(&buffer[..read])?,
-                }
-            }
-            if let Some(file) = pages.as_mut().filter(|_| pages_came) {
-                match read_some(file, &mut buffer)? {
-                    0 => pages = None,
-                    read => joined.pages(&buffer[..read])?,
-                }
-            }
-            joined.send(|vaddr, flags, bytes| sender.pages(space, vaddr, flags, bytes))?;
-        }
-        joined.finish()
     }
 }
 
@@ -319,7 +326,7 @@ fn take_pipe(criu: &UnixStream, name: &str) -> Result<OwnedFd, CaptureError> {
         return Err(no_pipe());
     }
     // A smaller pipe does, where the user's pipes are limited.
-    let _ = rustix::pipe::fcntl_setpipe_size(&pipe, CHUNK_BYTES);
+    let _ = rustix::pipe::fcntl_setpipe_size(&pipe, PIPE_BYTES);
     Ok(pipe)
 }
 
@@ -330,27 +337,6 @@ fn read_some(file: &mut File, buffer: &mut [u8]) -> Result<usize, CaptureError> 
             read => return read.map_err(failed("read an image from CRIU's pipe")),
         }
     }
-}
-
-/// Waits until one of two pipes can be read.
-fn ready(first: Option<&File>, second: Option<&File>) -> Result<[bool; 2], CaptureError> {
-    let files: Vec<&File> = first.into_iter().chain(second).collect();
-    let mut fds: Vec<PollFd<'_>> = files
-        .iter()
-        .map(|file| PollFd::from_borrowed_fd(file.as_fd(), PollFlags::IN))
-        .collect();
-    // Woken now and then to see an outcome that another thread has decided.
-    let tick = rustix::event::Timespec {
-        tv_sec: 0,
-        tv_nsec: 100_000_000,
-    };
-    match poll(&mut fds, Some(&tick)) {
-        Err(Errno::INTR) => return Ok([false; 2]),
-        polled => polled.map_err(|error| failed("wait for CRIU's pipes")(error.into()))?,
-    };
-    let mut came = fds.iter().map(|fd| !fd.revents().is_empty());
-    let first = first.is_some() && came.next().unwrap_or(false);
-    Ok([first, second.is_some() && came.next().unwrap_or(false)])
 }
 
 #[cfg(test)]

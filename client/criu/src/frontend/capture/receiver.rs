@@ -1,7 +1,7 @@
 //! The receiver of a stream, in threads of the command that dumps.
 //!
 //! ```text
-//! CRIU ── streamer-capture.sock ──▶ receiver ── page-server frames ──▶ session at permafrostd
+//! CRIU ── streamer-capture.sock ──▶ receiver ── the pipes of pages ──▶ permafrostd
 //!   └─ post-dump script ── PERMAFROST_STREAM: are all there? ──▶ │
 //!                       └── Seal ──▶ permafrostd
 //! ```
@@ -15,6 +15,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use permafrost_protocol::streamer::CAPTURE_SOCKET;
+use permafrost_transport::control::Connection;
 
 use super::super::streamer::accept;
 use super::{Capture, CaptureError, CaptureLimits};
@@ -43,24 +44,26 @@ impl StreamReceiver {
         images.join(CAPTURE_SOCKET).as_os_str().len() <= MAX_SOCKET_PATH
     }
 
-    /// Starts the receiver of a dump into `images`, which sends pages to `session`; its other socket is in `scratch`.
-    /// Returns it, and the socket that CRIU and its guard hold.
+    /// Starts the receiver of a dump into `images`, which hands the pages over for `session`, with requests over a
+    /// connection of their own; its other socket is in `scratch`. Returns it, and the socket that CRIU and its guard hold.
     ///
     /// # Errors
     /// A socket cannot be made.
     pub fn start(
         images: &Path,
         scratch: &Path,
-        session: UnixStream,
+        session: &str,
+        connection: Connection,
     ) -> io::Result<(Self, OwnedFd)> {
         let listener = UnixListener::bind(images.join(CAPTURE_SOCKET))?;
         let outcome = scratch.join(OUTCOME_SOCKET);
         let asked = UnixListener::bind(&outcome)?;
         let (ours, theirs) = UnixStream::pair()?;
-        let capture = Capture::new(images, CaptureLimits::default());
+        let capture = Capture::new(images, CaptureLimits::default(), connection.canceller()?);
         let reported = capture.clone();
         thread::spawn(move || report(&asked, &reported));
-        let taken = thread::spawn(move || take(&capture, &listener, ours, &session));
+        let session = session.to_owned();
+        let taken = thread::spawn(move || take(&capture, &listener, ours, &session, connection));
         Ok((Self { outcome, taken }, theirs.into()))
     }
 
@@ -94,7 +97,8 @@ fn take(
     capture: &Capture,
     listener: &UnixListener,
     ours: UnixStream,
-    session: &UnixStream,
+    session: &str,
+    mut connection: Connection,
 ) -> Result<(), Arc<CaptureError>> {
     let criu = match accept::<CaptureError>(listener, &ours, PATIENCE) {
         Ok(criu) => criu,
@@ -113,7 +117,7 @@ fn take(
             let _ = criu.shutdown(std::net::Shutdown::Both);
         }
     });
-    capture.run(&criu, session)
+    capture.run(&criu, session, &mut connection)
 }
 
 #[cfg(test)]

@@ -1,50 +1,106 @@
 //! Tests of the capture: a fake CRIU at one end, a fake session at the other.
 
-use std::io::{Read, Write, pipe};
+use std::io::{Write, pipe};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use permafrost_protocol::PAGE_SIZE;
+use permafrost_protocol::control::{self, Reply, Request, reply, request};
 use permafrost_protocol::images::{Pagemap, PagemapEntry};
-use permafrost_protocol::pageserver::{PE_LAZY, PE_PARENT, PE_PRESENT};
+use permafrost_protocol::pageserver::{PE_LAZY, PE_PARENT, PE_PRESENT, SpaceId};
 use permafrost_protocol::streamer::FileRequest;
+use permafrost_protocol::{PAGE_BYTES, PAGE_SIZE};
+use permafrost_transport::control::Connection;
 use permafrost_transport::framing;
 use prost::Message as _;
 
+use super::super::sink::{PageSink, SinkError};
+use super::super::space::{SpaceLimits, SpacePipes};
 use super::{Capture, CaptureError, CaptureLimits};
 
 /// Pages of 4 KiB that a session has received, and whether it was closed.
 type Received = (Vec<(u64, Vec<u8>)>, bool);
 
-/// Takes frames of the 32-byte dialect, and answers OPEN2 and CLOSE.
-fn session(mut stream: UnixStream, status: i32) -> JoinHandle<Received> {
+/// Takes pages, and refuses CLOSE if it is to.
+#[derive(Default)]
+struct Session {
+    received: Received,
+    refuses: bool,
+}
+
+impl PageSink for Session {
+    fn open(&mut self, _: SpaceId) -> Result<bool, SinkError> {
+        Ok(false)
+    }
+
+    fn has_parent(&mut self, _: SpaceId) -> Result<bool, SinkError> {
+        Ok(false)
+    }
+
+    fn pages(&mut self, vaddr: u64, _: u16, bytes: &[u8]) -> Result<(), SinkError> {
+        let each = bytes.chunks_exact(PAGE_SIZE).enumerate();
+        let each = each.map(|(at, page)| (vaddr + (at * PAGE_SIZE) as u64, page.to_vec()));
+        self.received.0.extend(each);
+        Ok(())
+    }
+
+    fn hole(&mut self, _: u64, _: u64) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<(), SinkError> {
+        let (message, status) = ("the region is full".to_owned(), 28);
+        if self.refuses {
+            return Err(SinkError { message, status });
+        }
+        self.received.1 = true;
+        Ok(())
+    }
+
+    fn abort(&mut self, _: &str) {}
+}
+
+/// Takes spaces out of their pipes as permafrostd does.
+fn session(stream: UnixStream, limits: SpaceLimits, refuses: bool) -> JoinHandle<Received> {
     thread::spawn(move || {
-        let (mut pages, mut frame) = (Vec::new(), [0; 32]);
-        while stream.read_exact(&mut frame).is_ok() {
-            let word = |at: usize| u64::from_le_bytes(frame[at..at + 8].try_into().unwrap());
-            match word(0) & 0xffff {
-                4 => stream.write_all(&[0]).unwrap(),
-                6 => {
-                    let count = usize::try_from(word(8)).unwrap();
-                    let mut bytes = vec![0; count * PAGE_SIZE];
-                    if stream.read_exact(&mut bytes).is_err() {
-                        break;
-                    }
-                    let each = bytes.chunks_exact(PAGE_SIZE).enumerate();
-                    pages.extend(
-                        each.map(|(at, page)| (word(16) + (at * PAGE_SIZE) as u64, page.to_vec())),
-                    );
+        let mut sink = Session {
+            refuses,
+            ..Session::default()
+        };
+        while let Ok(Some((request, fds))) = framing::recv::<Request>(&stream) {
+            let taken = match request.body.unwrap() {
+                request::Body::TakeSpace(take) => {
+                    let [pagemap, pages] = fds.try_into().unwrap();
+                    let pipes = SpacePipes {
+                        space: SpaceId {
+                            space_type: take.space_type.try_into().unwrap(),
+                            id: take.space,
+                        },
+                        pages_id: take.pages_id,
+                        pagemap,
+                        pages,
+                    };
+                    let taken = pipes.take(&mut sink, &limits, stream.as_fd());
+                    taken.map_err(|error| error.to_string())
                 }
-                _ => {
-                    stream.write_all(&status.to_le_bytes()).unwrap();
-                    return (pages, true);
-                }
+                request::Body::EndPages(_) => sink.close().map_err(|error| error.to_string()),
+                other => panic!("{other:?}"),
+            };
+            let body = match taken {
+                Ok(()) => reply::Body::Done(control::Done { count: 1 }),
+                Err(message) => reply::Body::Error(control::Error {
+                    code: control::ErrorCode::SessionFailed.into(),
+                    message,
+                    hint: String::new(),
+                }),
+            };
+            if framing::send(&stream, &Reply { body: Some(body) }, &[]).is_err() {
+                break;
             }
         }
-        (pages, false)
+        sink.received
     })
 }
 
@@ -58,17 +114,22 @@ struct Dump {
 }
 
 impl Dump {
-    fn start(limits: CaptureLimits, status: i32) -> Self {
+    fn start(limits: CaptureLimits) -> Self {
+        Self::start_into(limits, SpaceLimits::default(), false)
+    }
+
+    fn start_into(limits: CaptureLimits, spaces: SpaceLimits, refuses: bool) -> Self {
         let images = tempfile::tempdir().unwrap();
         let (criu, server) = UnixStream::pair().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let capture = Capture::new(images.path(), limits);
+        let mut connection = Connection::from_stream(ours);
+        let capture = Capture::new(images.path(), limits, connection.canceller().unwrap());
         let running = capture.clone();
         Self {
             criu,
             capture,
-            taken: thread::spawn(move || running.run(&server, &ours)),
-            received: session(theirs, status),
+            taken: thread::spawn(move || running.run(&server, "s", &mut connection)),
+            received: session(theirs, spaces, refuses),
             images,
         }
     }
@@ -97,6 +158,8 @@ impl Dump {
     fn end(self) -> (Result<(), Arc<CaptureError>>, Received) {
         drop(self.criu);
         let outcome = self.taken.join().unwrap();
+        // It can end the session's connection, and so keeps it open.
+        drop(self.capture);
         (outcome, self.received.join().unwrap())
     }
 
@@ -141,7 +204,7 @@ const PRESENT: u16 = PE_PRESENT | PE_LAZY;
 fn a_dump_arrives_whole_whatever_comes_first() {
     // The pagemap's bytes come before its pages, after them, or in the middle, cut anywhere.
     for cut in [0, 1, 7, 12, 20, 30, 40, usize::MAX] {
-        let dump = Dump::start(CaptureLimits::default(), 0);
+        let dump = Dump::start(CaptureLimits::default());
         dump.write("core-7.img", b"registers");
         let map = pagemap(1, &[(0x1000, 2, PRESENT), (0x9000, 1, PE_PRESENT)]);
         let cut = cut.min(map.len());
@@ -180,18 +243,18 @@ impl Dump {
 #[test]
 fn names_that_leave_the_directory_or_come_twice_are_refused() {
     for name in ["../x", "/etc/passwd", "a/b", "..", "", "x\0y"] {
-        let dump = Dump::start(CaptureLimits::default(), 0);
+        let dump = Dump::start(CaptureLimits::default());
         dump.write(name, b"evil");
         dump.refused("no plain file name");
     }
     for name in ["core-7.img", "pagemap-7.img"] {
-        let dump = Dump::start(CaptureLimits::default(), 0);
+        let dump = Dump::start(CaptureLimits::default());
         dump.write(name, b"");
         dump.write(name, b"");
         dump.refused("a second time");
     }
     // A file that is there already: nothing is written over.
-    let dump = Dump::start(CaptureLimits::default(), 0);
+    let dump = Dump::start(CaptureLimits::default());
     let path = dump.images.path().join("there");
     std::fs::write(&path, "before").unwrap();
     dump.write("there", b"after");
@@ -203,22 +266,25 @@ fn more_than_the_limits_is_refused() {
     let limits = CaptureLimits {
         small_bytes: 100_000,
         images: 3,
-        waiting_bytes: 3 * PAGE_SIZE,
     };
     // As good as endless: the writer stops when its pipe is closed.
-    let dump = Dump::start(limits, 0);
+    let dump = Dump::start(limits);
     let mut ghost = dump.open("ghost-file-1.img").unwrap();
     while ghost.write_all(&[1; 4096]).is_ok() {}
     drop(ghost);
     dump.refused("more than 100000 bytes");
 
-    let dump = Dump::start(limits, 0);
+    let dump = Dump::start(limits);
     for number in 0..4 {
         dump.write(&format!("core-{number}.img"), b"");
     }
     dump.refused("more than 3 images");
 
-    let dump = Dump::start(limits, 0);
+    let spaces = SpaceLimits {
+        waiting_bytes: 3 * PAGE_BYTES,
+        ..SpaceLimits::default()
+    };
+    let dump = Dump::start_into(limits, spaces, false);
     let _entries = dump.open("pagemap-7.img").unwrap();
     let mut pages = dump.open("pages-1.img").unwrap();
     while pages.write_all(&page(1)).is_ok() {}
@@ -268,7 +334,7 @@ fn pages_that_do_not_fit_their_pagemap_are_refused() {
         ),
     ];
     for (name, map, count, words) in cases {
-        let dump = Dump::start(CaptureLimits::default(), 0);
+        let dump = Dump::start(CaptureLimits::default());
         if let Some(mut entries) = dump.open("pagemap-7.img") {
             let _ = entries.write_all(&map);
             dump.write(name, &page(1).repeat(count));
@@ -276,7 +342,7 @@ fn pages_that_do_not_fit_their_pagemap_are_refused() {
         dump.write("inventory.img", b"inventory");
         dump.refused(words);
     }
-    let dump = Dump::start(CaptureLimits::default(), 0);
+    let dump = Dump::start(CaptureLimits::default());
     dump.write("pages-1.img", &page(1));
     dump.refused("does not follow its pagemap");
 }
@@ -284,10 +350,10 @@ fn pages_that_do_not_fit_their_pagemap_are_refused() {
 #[test]
 fn a_client_that_disappears_or_sends_garbage_completes_nothing() {
     // Before the inventory, and in the middle of the pages.
-    let dump = Dump::start(CaptureLimits::default(), 0);
+    let dump = Dump::start(CaptureLimits::default());
     dump.write("core-7.img", b"registers");
     dump.refused("gave the dump up");
-    let dump = Dump::start(CaptureLimits::default(), 0);
+    let dump = Dump::start(CaptureLimits::default());
     let mut entries = dump.open("pagemap-7.img").unwrap();
     entries
         .write_all(&pagemap(1, &[(0x1000, 2, PRESENT)]))
@@ -302,18 +368,18 @@ fn a_client_that_disappears_or_sends_garbage_completes_nothing() {
         &[200, 0, 0, 0],
     ];
     for bytes in garbage {
-        let dump = Dump::start(CaptureLimits::default(), 0);
+        let dump = Dump::start(CaptureLimits::default());
         (&dump.criu).write_all(bytes).unwrap();
         dump.refused("CRIU's request");
     }
-    let dump = Dump::start(CaptureLimits::default(), 0);
+    let dump = Dump::start(CaptureLimits::default());
     let filename = "core-7.img".to_owned();
     let mut message = FileRequest { filename }.encode_to_vec();
     message.splice(0..0, u32::try_from(message.len()).unwrap().to_le_bytes());
     message.push(0);
     (&dump.criu).write_all(&message).unwrap();
     dump.refused("without a pipe");
-    let dump = Dump::start(CaptureLimits::default(), 0);
+    let dump = Dump::start(CaptureLimits::default());
     let file = std::fs::File::open(Path::new("/dev/null")).unwrap();
     dump.hand_over("core-7.img", &file.into());
     dump.refused("without a pipe");
@@ -321,20 +387,16 @@ fn a_client_that_disappears_or_sends_garbage_completes_nothing() {
 
 #[test]
 fn a_session_that_refuses_the_pages_refuses_the_dump() {
-    let dump = Dump::start(CaptureLimits::default(), 28);
+    let dump = Dump::start_into(CaptureLimits::default(), SpaceLimits::default(), true);
     dump.write("inventory.img", b"inventory");
     let error = dump.capture.outcome().unwrap_err();
-    assert!(
-        matches!(*error, CaptureError::Refused { status: 28 }),
-        "{error}"
-    );
-    let (outcome, _) = dump.end();
-    assert!(outcome.is_err());
+    assert!(error.is_of_session(), "{error}");
+    dump.refused("the region is full");
 }
 
 #[test]
 fn a_dump_that_is_given_up_hangs_up() {
-    let dump = Dump::start(CaptureLimits::default(), 0);
+    let dump = Dump::start(CaptureLimits::default());
     dump.write("core-7.img", b"registers");
     dump.capture.give_up();
     dump.refused("gave the dump up");

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use permafrost_criu::FreezeLimit;
+use permafrost_terminal::names::job_name;
 
 use super::pre_copy::{Part, parse_limit};
-use crate::arguments::{Durability, TurnArguments, job_name};
+use crate::arguments::{Durability, TurnArguments};
 
 pub(crate) const DUMP_EXAMPLES: &str = "\
 Where others are before it, the dump waits for its turn; the process runs on meanwhile. \
@@ -17,6 +18,11 @@ A freeze that reaches --freeze-limit is rolled back, even if permafrostd hangs o
 
 A tree that contains permafrostd, the agent, this command, or an etcd or a storage node that permafrostd needs is refused: \
 frozen, they could not end the freeze.
+
+CRIU sends everything through pipes, the fastest way, unless the dump uses soft-dirty bits, CRIU or permafrostd is too \
+old, the memory has no room in the pipes that the kernel grants permafrostd (56 MiB for that of the packages), or the \
+path of XDG_RUNTIME_DIR is too long; the output says which way was taken. --page-server takes small images of any size; \
+through pipes they have at most 256 MiB.
 
 Examples:
     permafrost dump --pid 4242 --job train
@@ -56,9 +62,12 @@ pub(crate) struct DumpArguments {
         conflicts_with = "pre_dump"
     )]
     pub(crate) pre_copy: Option<u32>,
-    /// Take images and pages from CRIU through pipes (`criu dump --stream`) instead of its page-server protocol.
-    #[arg(long, conflicts_with_all = ["pre_dump", "pre_copy"])]
+    /// Take images and pages from CRIU through pipes (`criu dump --stream`), also where the dump would not choose that.
+    #[arg(long, conflicts_with_all = ["pre_dump", "pre_copy", "page_server"])]
     pub(crate) stream: bool,
+    /// Take the pages from CRIU in its page-server protocol, also where pipes would freeze the process for less.
+    #[arg(long)]
+    pub(crate) page_server: bool,
     /// Part of the dump with `--pre-copy` that these arguments are for.
     #[arg(skip)]
     pub(super) part: Part,

@@ -80,6 +80,7 @@ impl Plan<'_> {
                 Err(failure)
             }
             (false, _) if finished.limit_reached && !interrupts.came() => {
+                tell_limit_reached(connection, opened);
                 Err(self.rolled_back(self.limit_reached()))
             }
             (
@@ -144,7 +145,10 @@ impl Plan<'_> {
     /// The end of the connection would discard it too, but a moment later.
     fn abort(&self, connection: &mut Connection, opened: &SessionOpened) {
         let session = opened.session.clone();
-        let _ = connection.call(request::Abort { session });
+        let _ = connection.call(request::Abort {
+            session,
+            freeze_limit_reached: false,
+        });
     }
 
     fn rolled_back(&self, failure: Failure) -> Failure {
@@ -169,6 +173,16 @@ impl Plan<'_> {
             _ => "the process is gone",
         }
     }
+}
+
+/// Has the daemon count a freeze that reached its limit. The answer is not waited for, as the daemon may hang.
+fn tell_limit_reached(connection: &mut Connection, opened: &SessionOpened) {
+    let session = opened.session.clone();
+    let request = request::Abort {
+        session,
+        freeze_limit_reached: true,
+    };
+    let _ = connection.begin(request, None);
 }
 
 /// Returns the reason for which the daemon gave the session up, if it did: CRIU only sees a closed socket or a

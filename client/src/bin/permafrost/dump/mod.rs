@@ -24,28 +24,26 @@ mod incomplete;
 mod pre_copy;
 mod report;
 mod run;
-mod stream;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use permafrost_criu::frontend::StreamReceiver;
 use permafrost_criu::options::{Operation, PassedOn};
 use permafrost_criu::processes::{self, Patience};
 use permafrost_criu::scratch::Scratch;
 use permafrost_criu::tracking::{self, Locked, Markers};
+use permafrost_criu::way::ChosenWay;
 use permafrost_criu::{Criu, Finished, FreezeLimit, handover, origin};
 use permafrost_protocol::control::{Checkpoint, Detail, ErrorCode, request};
 use permafrost_protocol::manifest::Origin;
+use permafrost_terminal::names::name_of;
 use permafrost_transport::control::{Connection, ControlError};
 
 pub(crate) use self::arguments::{DUMP_EXAMPLES, DumpArguments};
 pub(crate) use self::guard::{GuardArguments, guard};
 pub(crate) use self::report::Report;
-use self::stream::Way;
-use crate::words::name_of;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
@@ -53,6 +51,9 @@ use permafrost_terminal::interrupt::Interrupts;
 
 /// Memory for the images of a dump, bytes: everything but the pages. Ghost files may add to it.
 const IMAGES_BYTES: u64 = 32 << 20;
+
+/// Characters of a job's name in the name of its dump's directory.
+const NAMED_CHARS: usize = 20;
 
 /// Time limits of the wait for killed tasks. Restores wait for those that are left.
 const PATIENCE: Patience = Patience {
@@ -103,6 +104,14 @@ struct Sealed {
     seal_us: u64,
 }
 
+/// A dump that was taken.
+struct Taken {
+    sealed: Sealed,
+    way: ChosenWay,
+    /// Time in the queue.
+    waited: Duration,
+}
+
 pub(crate) fn dump(context: &Context, arguments: &DumpArguments) -> Result<(), Failure> {
     let report = take(context, arguments, Interrupts::install)?;
     context.print(&report, report::human_report)
@@ -142,8 +151,12 @@ fn take_part(
     let result = plan
         .run(&mut connection, &places, &interrupts)
         .map_err(|failure| interrupts.explain(failure));
-    let (sealed, waited) = match result {
-        Ok(sealed_and_waited) => sealed_and_waited,
+    let Taken {
+        sealed,
+        way,
+        waited,
+    } = match result {
+        Ok(taken) => taken,
         Err(failure) => return Err(plan.keep_log(failure, places)),
     };
 
@@ -160,6 +173,7 @@ fn take_part(
             checkpoint: sealed.checkpoint.id.clone(),
             restored: false,
             elapsed_us: human::whole_micros(elapsed.saturating_sub(waited)),
+            lazy: false,
         });
     }
     let report = Report {
@@ -170,11 +184,8 @@ fn take_part(
         incremental: sealed.checkpoint.parent_generation > 0,
         clean_pages_left_out: plan.parent.is_some(),
         checkpoint: sealed.checkpoint,
-        way: if arguments.stream {
-            Way::Stream
-        } else {
-            Way::PageServer
-        },
+        way: way.way,
+        way_reason: way.reason,
         pre_copy: None,
         restore_needs: plan.passed_on.with_counterpart(),
         log: arguments.work_dir.is_some().then_some(sealed.finished.log),
@@ -347,11 +358,9 @@ impl<'a> Plan<'a> {
     }
 
     fn places(&self) -> Result<Places, Failure> {
-        // The path of the stream's socket must not become too long.
-        let purpose = match self.arguments.stream {
-            true => "dump".to_owned(),
-            false => format!("dump-{}", self.arguments.job),
-        };
+        // The path of a stream's socket must not become too long.
+        let job: String = self.arguments.job.chars().take(NAMED_CHARS).collect();
+        let purpose = format!("dump-{job}");
         let scratch = Scratch::in_memory(&purpose, IMAGES_BYTES)?;
         let private = |name: &str| {
             scratch
@@ -359,14 +368,6 @@ impl<'a> Plan<'a> {
                 .map_err(|error| Failure::io("create", &scratch.path().join(name), &error))
         };
         let images = private("images")?;
-        if self.arguments.stream && !StreamReceiver::fits(&images) {
-            let message = format!(
-                "no socket can be made in {}: its path is too long",
-                images.display()
-            );
-            return Err(Failure::new(Code::Invalid, message)
-                .hint("set XDG_RUNTIME_DIR to a shorter path, or leave --stream out"));
-        }
         let work = match &self.arguments.work_dir {
             None => private("work")?,
             Some(work) => fs::create_dir_all(work)

@@ -21,11 +21,11 @@ use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::Failure;
 use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
+use permafrost_terminal::names::name_of;
 use permafrost_transport::control::Connection;
 
 use super::report::Report;
 use super::{DumpArguments, take_part};
-use crate::words::name_of;
 
 /// Longest wait for the removal of a round: permafrostd removes it anyway when the connection ends.
 const PATIENCE: Duration = Duration::from_secs(5);

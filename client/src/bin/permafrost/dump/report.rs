@@ -4,15 +4,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use permafrost_criu::rounds::PreCopy;
+use permafrost_criu::way::{ChosenWay, Way, WayReason};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::images::DumpStats;
 use permafrost_terminal::human;
+use permafrost_terminal::names::name_of;
 use permafrost_terminal::table::facts;
 use serde::Serialize;
 
-use super::stream::Way;
 use crate::inspect::copies;
-use crate::words::name_of;
 
 /// Report that a dump prints with `--json`.
 #[derive(Debug, Serialize)]
@@ -34,6 +34,8 @@ pub(crate) struct Report {
     pub(super) clean_pages_left_out: bool,
     /// Way by which CRIU sent the pages.
     pub(super) way: Way,
+    /// Reason for that way.
+    pub(super) way_reason: WayReason,
     /// Rounds while the processes ran, with `--pre-copy`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) pre_copy: Option<PreCopy>,
@@ -88,10 +90,11 @@ pub(super) fn human_report(report: &Report) -> String {
             ("copies", copies(checkpoint)),
             (
                 "sent",
-                match report.way {
-                    Way::PageServer => "by CRIU's page-server protocol".to_owned(),
-                    Way::Stream => "through pipes (--stream)".to_owned(),
-                },
+                ChosenWay {
+                    way: report.way,
+                    reason: report.way_reason,
+                }
+                .describe(),
             ),
             (
                 "pre-copy",

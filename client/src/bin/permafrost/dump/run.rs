@@ -8,6 +8,7 @@ use std::time::Duration;
 use permafrost_criu::frontend::StreamReceiver;
 use permafrost_criu::handover::{self, SealOrder};
 use permafrost_criu::verdict::{self, SealBy};
+use permafrost_criu::way::{ChosenWay, Way, WayConditions};
 use permafrost_criu::{CriuRun, Guarded, memory, processes, scratch, tree};
 use permafrost_protocol::control::{SessionOpened, request};
 use permafrost_protocol::manifest::Origin;
@@ -19,7 +20,7 @@ use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
 use permafrost_transport::control::{Connection, SOCKET_VARIABLE};
 use rustix::process::Signal;
 
-use super::{Parent, Places, Plan, Sealed, dependencies, guard, incomplete};
+use super::{Parent, Places, Plan, Taken, dependencies, guard, incomplete};
 use crate::arguments::Durability;
 use crate::transfer::open_directory;
 
@@ -30,21 +31,19 @@ const TICK: Duration = Duration::from_millis(250);
 const PROGRESS_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Plan<'_> {
-    /// Opens the session and runs CRIU. Returns the sealed checkpoint and the time in the queue.
+    /// Opens the session and runs CRIU.
     pub(super) fn run(
         &self,
         connection: &mut Connection,
         places: &Places,
         interrupts: &Interrupts,
-    ) -> Result<(Sealed, Duration), Failure> {
+    ) -> Result<Taken, Failure> {
         let (opened, waited) = self.open(connection)?;
+        let way = self.choose_way(&opened, places)?;
         let previous = match &self.parent {
             Some(parent) => Some(export_parent(connection, parent, places)?),
             None => None,
         };
-        let socket = UnixStream::connect(&opened.socket)
-            .map_err(|error| Failure::io("connect to", Path::new(&opened.socket), &error))?;
-
         if let Some(tracking) = &self.tracking {
             // From here until the seal, it is unknown which checkpoint the soft-dirty bits refer to.
             tracking.forget(self.arguments.pid).map_err(|error| {
@@ -65,14 +64,18 @@ impl Plan<'_> {
         handover::write(places.scratch.path(), &order)
             .map_err(|error| Failure::io("write into", places.scratch.path(), &error))?;
         let mut run = self.criu_run(&order, places, &guarded, previous.as_deref())?;
-        let stream = if self.arguments.stream {
+        let stream = if way.way == Way::Stream {
             let scratch = places.scratch.path();
-            let (stream, held) = StreamReceiver::start(&places.images, scratch, socket)
-                .map_err(|error| Failure::io("listen in", scratch, &error))?;
+            let pages = self.context.connect()?;
+            let (stream, held) =
+                StreamReceiver::start(&places.images, scratch, &opened.session, pages)
+                    .map_err(|error| Failure::io("listen in", scratch, &error))?;
             run.stream(held)
                 .env(verdict::STREAM_VARIABLE, &stream.outcome);
             Some(stream)
         } else {
+            let socket = UnixStream::connect(&opened.socket)
+                .map_err(|error| Failure::io("connect to", Path::new(&opened.socket), &error))?;
             run.page_socket(socket.into());
             None
         };
@@ -109,7 +112,37 @@ impl Plan<'_> {
                 }
                 _ => failure,
             })?;
-        Ok((sealed, waited))
+        Ok(Taken {
+            sealed,
+            way,
+            waited,
+        })
+    }
+
+    fn choose_way(&self, opened: &SessionOpened, places: &Places) -> Result<ChosenWay, Failure> {
+        let fits = StreamReceiver::fits(&places.images);
+        let requested = match (self.arguments.stream, self.arguments.page_server) {
+            (true, _) if !fits => {
+                let images = places.images.display();
+                let message = format!("no socket can be made in {images}: its path is too long");
+                return Err(Failure::new(Code::Invalid, message)
+                    .hint("set XDG_RUNTIME_DIR to a shorter path, or leave --stream out"));
+            }
+            (true, _) => Some(Way::Stream),
+            (false, true) => Some(Way::PageServer),
+            (false, false) => None,
+        };
+        // Now: the process may have grown while the dump waited for its turn.
+        let usage = processes::usage(&processes::tree(self.arguments.pid))?;
+        let conditions = WayConditions {
+            requested,
+            soft_dirty: self.origin.tracked,
+            criu_version: &self.origin.criu_version,
+            resident_bytes: usage.resident_bytes,
+            pipe_bytes: opened.pipe_bytes,
+            fits,
+        };
+        Ok(conditions.choose())
     }
 
     /// Opens the session. Returns it and the time in the queue.

@@ -1,8 +1,9 @@
 //! `permafrost plan`: computes the cheapest actions for a scheduler from the current costs. Carries out
 //! nothing.
 
+pub(crate) mod decisions;
 mod place;
-mod preempt;
+pub(crate) mod preempt;
 mod resume;
 
 use clap::{Args, Subcommand};
@@ -19,7 +20,7 @@ pub(crate) struct PlanArguments {
 enum PlanCommand {
     /// Whom to preempt, and how, so that resources become free.
     #[command(after_help = preempt::EXAMPLES)]
-    Preempt(preempt::PreemptArguments),
+    Preempt(preempt::PlanPreemptArguments),
     /// Where to resume checkpoints.
     #[command(after_help = resume::EXAMPLES)]
     Resume(resume::ResumeArguments),

@@ -9,6 +9,7 @@ use permafrost_api_types::cost::{By, Copies, ReplyDetail};
 use permafrost_api_types::preempt::{Preempt, PreemptAnswer, Victim};
 use permafrost_api_types::quantity::{Bytes, Count, Seconds};
 use permafrost_api_types::task::Resources;
+use permafrost_scheduling::policy::Name;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::table::{Align, Table};
@@ -18,6 +19,7 @@ use serde_json::Value;
 use crate::api::{self, ApiArguments, seconds};
 use crate::candidate::{self, Known, PidOfJob, parse_pid};
 use crate::nodes::as_of;
+use crate::plan::decisions;
 use crate::words::{self, ByWord, CopiesWord};
 
 pub(super) const EXAMPLES: &str = "\
@@ -31,6 +33,8 @@ of any of them.
 Examples:
     permafrost plan preempt --cpu 2 --memory 8G --pid 4242:train --pid 4711:build
     permafrost plan preempt --memory 8G --candidates tasks.json --longest-delay 30s --by p95 --json
+    permafrost plan preempt --cpu 4 --candidates tasks.json --policy mr+srt
+    permafrost plan preempt --cpu 4 --candidates tasks.json --policy pr+random --seed 7
     case $(permafrost plan preempt --pid 4242:train --verdict) in
         checkpoint) permafrost dump --pid 4242 --job train ;;
         rollback|kill) kill 4242 ;;
@@ -39,19 +43,36 @@ Examples:
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("whom").required(true).args(["pids", "candidates"]))]
-pub(super) struct PreemptArguments {
+pub(super) struct PlanPreemptArguments {
+    #[command(flatten)]
+    question: PreemptQuestion,
+    /// Print one word, for scripts: checkpoint, kill, rollback, suspend or wait. For a single --pid.
+    #[arg(long, requires = "pids", conflicts_with_all = ["json", "cpu", "memory", "policy"])]
+    verdict: bool,
+}
+
+/// The resources that are wanted, and the tasks that they may be taken from.
+#[derive(Debug, Args)]
+pub(crate) struct PreemptQuestion {
     /// Processors that are wanted, such as 2 or 0.5.
     #[arg(long, value_name = "N", value_parser = parse_cpus)]
-    cpu: Option<u64>,
+    pub(crate) cpu: Option<u64>,
     /// Memory that is wanted, such as 512M or 16G.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    memory: Option<u64>,
+    pub(crate) memory: Option<u64>,
     /// A process tree of this machine, and the job that its dumps belong to. Repeatable.
     #[arg(long = "pid", value_name = "PID[:JOB]", value_parser = parse_pid)]
-    pids: Vec<PidOfJob>,
+    pub(crate) pids: Vec<PidOfJob>,
     /// Tasks as the API takes them; `-` is standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "pids")]
-    candidates: Option<PathBuf>,
+    pub(crate) candidates: Option<PathBuf>,
+    /// Policy that decides what is done to whom.
+    #[arg(long, value_name = "POLICY", help = decisions::policy_help())]
+    policy: Option<Name>,
+    /// Seed of what the policy draws: the same question with the same seed has the same answer [default: another one
+    /// each time].
+    #[arg(long, value_name = "N", requires = "policy", value_parser = parse_seed)]
+    seed: Option<Count>,
     /// Longest delay that is allowed at the 95th percentile, such as 30s.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     longest_delay: Option<Duration>,
@@ -64,17 +85,14 @@ pub(super) struct PreemptArguments {
     /// Waiting for a task's end is an answer, too.
     #[arg(long)]
     may_wait: bool,
-    /// Print one word, for scripts: checkpoint, kill, rollback, suspend or wait. For a single --pid.
-    #[arg(long, requires = "pids", conflicts_with_all = ["json", "cpu", "memory"])]
-    verdict: bool,
     #[command(flatten)]
     known: Known,
     #[command(flatten)]
-    api: ApiArguments,
+    pub(crate) api: ApiArguments,
 }
 
-impl PreemptArguments {
-    fn wanted(&self) -> Result<Option<Resources>, Failure> {
+impl PreemptQuestion {
+    pub(crate) fn wanted(&self) -> Result<Option<Resources>, Failure> {
         if self.cpu.is_none() && self.memory.is_none() {
             return Ok(None);
         }
@@ -94,26 +112,33 @@ impl PreemptArguments {
     }
 }
 
-pub(super) fn preempt(context: &Context, arguments: &PreemptArguments) -> Result<(), Failure> {
-    if arguments.verdict && arguments.pids.len() != 1 {
+pub(super) fn preempt(context: &Context, arguments: &PlanPreemptArguments) -> Result<(), Failure> {
+    let question = &arguments.question;
+    if arguments.verdict && question.pids.len() != 1 {
         return Err(Failure::new(
             Code::Invalid,
             "--verdict is for a single --pid",
         ));
     }
-    let client = arguments.api.client(context)?;
-    let answer = match &arguments.candidates {
-        Some(path) => client.post("/v1/preempt", &of_file(path, arguments)?)?,
-        None => client.post("/v1/preempt", &of_pids(&client, arguments)?)?,
-    };
+    let client = question.api.client(context)?;
+    let answer = client.post("/v1/preempt", &request(&client, question)?)?;
     let plan: PreemptAnswer<'_> = answer.read()?;
     print(context, arguments, &answer, &plan)?;
     judge(&plan)
 }
 
+/// Returns the request: with the candidates of a file, or with process trees of this machine.
+pub(crate) fn request(client: &ApiClient, arguments: &PreemptQuestion) -> Result<Value, Failure> {
+    match &arguments.candidates {
+        Some(path) => of_file(path, arguments),
+        None => serde_json::to_value(of_pids(client, arguments)?)
+            .map_err(|error| Failure::new(Code::Internal, format!("write JSON: {error}"))),
+    }
+}
+
 fn print(
     context: &Context,
-    arguments: &PreemptArguments,
+    arguments: &PlanPreemptArguments,
     answer: &ApiReply,
     plan: &PreemptAnswer<'_>,
 ) -> Result<(), Failure> {
@@ -129,7 +154,9 @@ fn print(
 
 /// Returns the failure for the exit code, if the plan frees too little or nothing is known.
 fn judge(plan: &PreemptAnswer<'_>) -> Result<(), Failure> {
+    let decided = plan.decisions.as_ref().map_or(0, Vec::len);
     if plan.victims.is_empty()
+        && decided == 0
         && let Some(why) = nothing_said(plan)
     {
         return Err(Failure::new(
@@ -166,7 +193,7 @@ fn on_unknown(one: &permafrost_api_types::preempt::OnUnknownNode<'_>) -> String 
     }
 }
 
-fn of_pids(client: &ApiClient, arguments: &PreemptArguments) -> Result<Preempt<'static>, Failure> {
+fn of_pids(client: &ApiClient, arguments: &PreemptQuestion) -> Result<Preempt<'static>, Failure> {
     let own = api::own_node(client)?;
     let alone = arguments.pids.len() == 1;
     let known = &arguments.known;
@@ -185,6 +212,8 @@ fn of_pids(client: &ApiClient, arguments: &PreemptArguments) -> Result<Preempt<'
     Ok(Preempt {
         wanted: arguments.wanted()?,
         candidates,
+        policy: arguments.policy.map(|policy| policy.as_str().into()),
+        seed: arguments.seed,
         copies: arguments.copies.map_or(Copies::Local, Into::into),
         by: arguments.by.map_or(By::P50, Into::into),
         longest_delay_s: arguments.longest_delay()?,
@@ -195,9 +224,11 @@ fn of_pids(client: &ApiClient, arguments: &PreemptArguments) -> Result<Preempt<'
 }
 
 /// Reads the request in the file, and sets the fields that the command line gives.
-fn of_file(path: &Path, arguments: &PreemptArguments) -> Result<Value, Failure> {
+fn of_file(path: &Path, arguments: &PreemptQuestion) -> Result<Value, Failure> {
     let mut request = api::request_of(path, "candidates")?;
     api::set(&mut request, "wanted", arguments.wanted()?);
+    api::set(&mut request, "policy", arguments.policy);
+    api::set(&mut request, "seed", arguments.seed);
     api::set(&mut request, "copies", arguments.copies.map(Copies::from));
     api::set(&mut request, "by", arguments.by.map(By::from));
     api::set(&mut request, "longest_delay_s", arguments.longest_delay()?);
@@ -206,35 +237,10 @@ fn of_file(path: &Path, arguments: &PreemptArguments) -> Result<Value, Failure> 
 }
 
 fn human_plan(plan: &PreemptAnswer<'_>) -> String {
-    let mut table = Table::new([
-        ("TASK", Align::Left),
-        ("NODE", Align::Left),
-        ("WAY", Align::Left),
-        ("COSTS", Align::Right),
-        ("FREE IN", Align::Right),
-        ("FREES", Align::Right),
-        ("ELSE", Align::Left),
-    ]);
-    for victim in &plan.victims {
-        table.row([
-            victim.task.to_string(),
-            victim.node.to_string(),
-            words::name(victim.mechanism).to_owned(),
-            words::spread(victim.cost.overhead_s),
-            words::spread(victim.cost.delay_s),
-            words::resources(
-                victim.frees.cpu_millis.value(),
-                victim.frees.memory_bytes.count(),
-            ),
-            second_best(victim),
-        ]);
-    }
-    let mut text = table.render();
-    for victim in &plan.victims {
-        if let Some(reason) = victim.reason.as_ref().or(victim.cost.reason.as_ref()) {
-            text.push_str(&format!("{}: {reason}\n", victim.task));
-        }
-    }
+    let mut text = match &plan.decisions {
+        Some(decided) => decisions::human(decided),
+        None => human_victims(&plan.victims),
+    };
     for one in &plan.undecided {
         text.push_str(&format!("{}: undecided: {}\n", one.task, one.reason));
     }
@@ -251,6 +257,40 @@ fn human_plan(plan: &PreemptAnswer<'_>) -> String {
     text
 }
 
+/// Formats victims as a table, followed by the reasons.
+fn human_victims(victims: &[Victim<'_>]) -> String {
+    let mut table = Table::new([
+        ("TASK", Align::Left),
+        ("NODE", Align::Left),
+        ("WAY", Align::Left),
+        ("COSTS", Align::Right),
+        ("FREE IN", Align::Right),
+        ("FREES", Align::Right),
+        ("ELSE", Align::Left),
+    ]);
+    for victim in victims {
+        table.row([
+            victim.task.to_string(),
+            victim.node.to_string(),
+            words::name(victim.mechanism).to_owned(),
+            words::spread(victim.cost.overhead_s),
+            words::spread(victim.cost.delay_s),
+            words::resources(
+                victim.frees.cpu_millis.value(),
+                victim.frees.memory_bytes.count(),
+            ),
+            second_best(victim),
+        ]);
+    }
+    let mut text = table.render();
+    for victim in victims {
+        if let Some(reason) = victim.reason.as_ref().or(victim.cost.reason.as_ref()) {
+            text.push_str(&format!("{}: {reason}\n", victim.task));
+        }
+    }
+    text
+}
+
 /// Formats the second best way and its score: `kill 12.0 s`.
 fn second_best(victim: &Victim<'_>) -> String {
     victim.next.map_or_else(String::new, |next| {
@@ -259,8 +299,18 @@ fn second_best(victim: &Victim<'_>) -> String {
     })
 }
 
+/// Parses a seed of policies.
+fn parse_seed(text: &str) -> Result<Count, String> {
+    let wrong = || {
+        let most = Count::MAX.value();
+        format!("{text:?} is no seed: a number from 0 to {most} is")
+    };
+    let seed: u64 = text.parse().map_err(|_| wrong())?;
+    Count::try_from(seed).map_err(|_| wrong())
+}
+
 /// Parses a number of processors into thousandths.
-fn parse_cpus(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_cpus(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text:?} is no number of processors such as 2 or 0.5");
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -318,6 +368,7 @@ mod tests {
             },
             lacking: Total::default(),
             enough: true,
+            decisions: None,
             undecided: Vec::new(),
             unknown_node: Vec::new(),
         }
@@ -361,6 +412,14 @@ mod tests {
         );
         assert!(text.contains("4242: a dump costs 2 s, a kill 600 s\n"));
         assert!(text.contains("frees 1.5 cpus, 4.0 GiB\n"), "{text}");
+    }
+
+    #[test]
+    fn seeds_are_counts() {
+        assert_eq!(parse_seed("7").map(Count::value), Ok(7));
+        for bad in ["", "-1", "1.5", "x", "1125899906842625"] {
+            assert!(parse_seed(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use permafrost_api_types::resume::{Preference, Ranked, Resume, ResumeAnswer, Resumption};
+use permafrost_scheduling::policy::Name;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
@@ -21,6 +22,7 @@ little is known of the nodes of one.
 Examples:
     permafrost plan resume train
     permafrost plan resume train@3 build --node n1 --node n2 --prefer local
+    permafrost plan resume train --policy basic+remote
 ";
 
 /// Preferred kind of node for the restore of a task.
@@ -43,6 +45,9 @@ pub(super) struct ResumeArguments {
     /// What goes before all costs [default: nothing].
     #[arg(long, value_enum)]
     prefer: Option<Prefer>,
+    /// Policy that restores what it has stored, such as `local`, `remote` or `cheaper`: its preference counts.
+    #[arg(long, value_name = "POLICY", conflicts_with = "prefer")]
+    policy: Option<Name>,
     #[command(flatten)]
     api: ApiArguments,
 }
@@ -60,6 +65,7 @@ pub(super) fn resume(context: &Context, arguments: &ResumeArguments) -> Result<(
                 Some(Prefer::Local) => Preference::Local,
                 Some(Prefer::Remote) => Preference::Remote,
             },
+            policy: arguments.policy.map(|policy| policy.as_str().into()),
             ..Resume::default()
         },
     )?;

@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use permafrost_scheduling::TaskId;
+use permafrost_scheduling::policy::{Name, VictimFate};
 use permafrost_scheduling::preempt::{CandidateVictim, Decision, algorithm_1};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 use permafrost_terminal::context::Context;
@@ -32,6 +33,12 @@ pub(super) struct Situation {
     pub(super) min_progress: Duration,
     /// Transfers that this run has measured.
     pub(super) measured: Measured,
+    /// Policy that decides; none for the default.
+    pub(super) policy: Option<Name>,
+    /// Work that the task has left, if that is known.
+    pub(super) remaining: Option<Duration>,
+    /// Time to the deadline of the job.
+    pub(super) deadline: Option<Duration>,
 }
 
 /// Bytes and time of the last transfers.
@@ -48,6 +55,8 @@ pub(super) enum Advice {
     Checkpoint(String),
     /// End the task; it starts again from its last checkpoint, or from the beginning.
     End(String),
+    /// Let the task run on until Slurm ends it.
+    RunOn(String),
 }
 
 impl fmt::Display for Advice {
@@ -55,6 +64,7 @@ impl fmt::Display for Advice {
         match self {
             Self::Checkpoint(why) => write!(f, "a checkpoint: {why}"),
             Self::End(why) => write!(f, "no checkpoint: {why}"),
+            Self::RunOn(why) => write!(f, "it runs on until its grace time is over: {why}"),
         }
     }
 }
@@ -62,18 +72,51 @@ impl fmt::Display for Advice {
 /// Returns the best action for the task within the grace time. If the costs are unknown, that is the
 /// checkpoint: an unneeded checkpoint costs less than the lost work.
 pub(super) fn advise(context: &Context, situation: &Situation) -> Advice {
+    if let Some(policy) = situation.policy.filter(untouched) {
+        return Advice::RunOn(format!("the policy {policy} preempts no task"));
+    }
     if let Some(end) = not_worth_it(situation) {
         return end;
     }
     match asked::ask(context, situation) {
         Ok(advice) => advice,
-        Err(failure) => match measured(situation) {
+        Err(failure) => match without_daemon(situation) {
             Advice::Checkpoint(why) => {
                 Advice::Checkpoint(format!("{why}; permafrostd: {}", failure.message))
             }
             end => end,
         },
     }
+}
+
+fn untouched(policy: &Name) -> bool {
+    policy.victims() == VictimFate::Untouched
+}
+
+/// Returns what the policy does where `permafrostd` cannot say it: `li2015` and the default go by the measurements of
+/// this run, `kill` kills, and the others always checkpoint.
+fn without_daemon(situation: &Situation) -> Advice {
+    let Some(policy) = situation.policy else {
+        return measured(situation);
+    };
+    match policy.as_str().split('+').next() {
+        Some("kill") => Advice::End(format!("the policy {policy} kills")),
+        Some("li2015" | "adaptive") => measured(situation),
+        _ => too_long(situation)
+            .unwrap_or_else(|| Advice::Checkpoint(format!("the policy {policy} checkpoints"))),
+    }
+}
+
+/// Advises to end a task whose dump would not end within the grace time, by the measurements of this run.
+fn too_long(situation: &Situation) -> Option<Advice> {
+    let (write, within) = (rate(situation.measured.dump)?, situation.within?);
+    let takes = Bytes::new(situation.resident_bytes).at(write);
+    (takes.value() > within.as_secs_f64()).then(|| {
+        Advice::End(format!(
+            "it would take {takes}, and {} are left",
+            seconds(within)
+        ))
+    })
 }
 
 /// Advises to end the task if its work is below the user's minimum.
@@ -95,13 +138,8 @@ fn measured(situation: &Situation) -> Advice {
     };
     let size = Bytes::new(situation.resident_bytes);
     let takes = size.at(write);
-    if let Some(within) = situation.within
-        && takes.value() > within.as_secs_f64()
-    {
-        return Advice::End(format!(
-            "it would take {takes}, and {} are left",
-            seconds(within)
-        ));
+    if let Some(ends) = too_long(situation) {
+        return ends;
     }
     let (Some(read), Ok(progress)) = (
         rate(situation.measured.restore),
@@ -163,7 +201,26 @@ mod tests {
                 dump: measured,
                 restore: measured,
             },
+            policy: None,
+            remaining: None,
+            deadline: None,
         }
+    }
+
+    #[test]
+    fn without_a_daemon_a_policy_does_what_it_is_named_for() {
+        let of = |policy: &str, worked_s| {
+            without_daemon(&Situation {
+                policy: Some(policy.parse().unwrap()),
+                ..situation(worked_s)
+            })
+        };
+        assert!(matches!(of("kill", 3600), Advice::End(_)));
+        assert!(matches!(of("basic", 1), Advice::Checkpoint(_)));
+        assert!(matches!(of("mr+srt", 1), Advice::Checkpoint(_)));
+        assert!(matches!(of("li2015", 1), Advice::End(_)));
+        assert!(matches!(of("li2015", 17), Advice::Checkpoint(_)));
+        assert!(untouched(&"wait".parse().unwrap()) && !untouched(&"kill".parse().unwrap()));
     }
 
     fn is_checkpoint(situation: &Situation) -> bool {

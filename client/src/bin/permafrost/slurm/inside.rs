@@ -6,11 +6,11 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Args;
 use permafrost_protocol::control::{Detail, ErrorCode, request};
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::interrupt::Interrupts;
+use permafrost_terminal::names::name_of;
 use permafrost_transport::control::ControlError;
 use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::Signals;
@@ -21,8 +21,8 @@ use super::streams::Streams;
 use super::supervise::Supervisor;
 use super::task::Task;
 use super::{RunArguments, pids};
+use crate::arguments::parse;
 use crate::restore::{self, RestoreArguments};
-use crate::words::name_of;
 
 /// Environment variable that distinguishes the inside from the outside: both have the same command line.
 pub(super) const VARIABLE: &str = "PERMAFROST_SLURM_INSIDE";
@@ -50,6 +50,8 @@ pub(super) struct Begun {
     /// True if Permafrost holds a checkpoint of the job.
     pub(super) has_checkpoint: bool,
     pub(super) measured: Measured,
+    /// Work that the task had done before this run.
+    pub(super) worked: Duration,
 }
 
 /// Returns true if this process is the inside.
@@ -115,6 +117,7 @@ fn begin(
             // With --fresh, no checkpoint was looked for, so there may be one.
             has_checkpoint: arguments.fresh,
             measured: Measured::default(),
+            worked: Duration::ZERO,
         });
     };
     let name = name_of(&checkpoint);
@@ -137,9 +140,11 @@ fn begin(
         elapsed.as_secs_f64(),
         job.restarts
     ));
+    let work = report.checkpoint.work.as_ref();
     Ok(Begun {
         task: Task::of(report.pid)?,
         has_checkpoint: true,
+        worked: work.map_or(Duration::ZERO, |work| Duration::from_micros(work.worked_us)),
         measured: Measured {
             dump: None,
             restore: Some((report.checkpoint.memory_bytes, elapsed)),
@@ -189,13 +194,4 @@ fn restore_arguments(arguments: &RunArguments, name: &str) -> Result<RestoreArgu
     }
     line.push(name.into());
     parse(line)
-}
-
-/// Parses the arguments of a command, behind its name, so that every option not named has its default.
-pub(super) fn parse<A: Args>(line: Vec<OsString>) -> Result<A, Failure> {
-    let command = A::augment_args(clap::Command::new("permafrost"));
-    command
-        .try_get_matches_from(line)
-        .and_then(|matches| A::from_arg_matches(&matches))
-        .map_err(|error| Failure::new(Code::Internal, error.to_string()))
 }

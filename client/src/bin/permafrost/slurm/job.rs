@@ -41,6 +41,8 @@ pub(super) struct State {
     pub(super) preempted: bool,
     /// End of the grace time or of the time limit, Unix seconds.
     pub(super) ends_unix_s: Option<u64>,
+    /// Time by which the job is to have ended (`sbatch --deadline`), Unix seconds.
+    pub(super) deadline_unix_s: Option<u64>,
     /// True if the job has used up its time limit.
     pub(super) timed_out: bool,
 }
@@ -165,6 +167,7 @@ impl State {
                 .unwrap_or(0),
             preempted: seconds(line("PreemptEligibleTime="), "PreemptTime").is_some(),
             ends_unix_s,
+            deadline_unix_s: seconds(times, "Deadline"),
             timed_out: state != "RUNNING"
                 && ran_s
                     .zip(limit_s)
@@ -266,6 +269,7 @@ mod tests {
                 restarts: 0,
                 preempted: false,
                 ends_unix_s: Some(1_795_258_247),
+                deadline_unix_s: None,
                 timed_out: false,
             }
         );
@@ -278,6 +282,10 @@ mod tests {
         assert!(over.timed_out);
         let cancelled = State::parse(&shown("COMPLETING", 0, "1795258200", "None")).unwrap();
         assert!(!cancelled.timed_out);
+        let by = shown("RUNNING", 0, "1795258250", "None")
+            .replace("N/A\n   Preempt", "1795258260\n   Preempt");
+        let by = State::parse(&by).unwrap();
+        assert_eq!(by.deadline_unix_s, Some(1_795_258_260));
         assert_eq!(State::parse("slurm_load_jobs error: Invalid job id"), None);
     }
 

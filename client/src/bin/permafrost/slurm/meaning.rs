@@ -76,6 +76,7 @@ mod tests {
             restarts: 0,
             preempted,
             ends_unix_s: None,
+            deadline_unix_s: None,
             timed_out: false,
         }
     }

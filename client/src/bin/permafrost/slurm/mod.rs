@@ -19,6 +19,7 @@ mod job;
 mod meaning;
 mod outside;
 mod pids;
+mod policy;
 mod streams;
 mod supervise;
 mod task;
@@ -30,6 +31,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use permafrost_agent::host::arguments::parse_duration;
+use permafrost_scheduling::policy::Name;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::Failure;
 
@@ -63,7 +65,7 @@ const RUN_EXAMPLES: &str = "\
 If Permafrost has a checkpoint of the job, COMMAND is resumed from it, otherwise started. On SIGUSR1 (preemption, the \
 time limit drawing near, or `scancel --batch --signal=USR1 JOB`) it is checkpointed, and the job requeued. Where the job is \
 preempted and a dump would take longer than the grace time, or costs more than the work that is lost, the task gets \
-SIGTERM instead, and starts again from its last checkpoint, if any.
+SIGTERM instead, and starts again from its last checkpoint, if any. --policy has another policy decide.
 
 When COMMAND has exited its checkpoints are removed.
 
@@ -79,6 +81,7 @@ Examples:
     exec permafrost slurm run --every 1h -- ./simulate input.dat     also against the loss of a node
     exec permafrost slurm run --job train/resnet -- python train.py  one lineage over several jobs
     exec permafrost slurm run --tcp-close -- ./worker                it can make its connections again
+    exec permafrost slurm run --policy basic -- ./render scene       a checkpoint at each preemption
 ";
 
 #[derive(Debug, Args)]
@@ -105,6 +108,12 @@ struct RunArguments {
     /// Work less than TIME is not worth a dump when the job is preempted: it is ended.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     min_progress: Option<Duration>,
+    /// Policy that decides how COMMAND is preempted.
+    #[arg(long, value_name = "POLICY", help = policy::help())]
+    policy: Option<Name>,
+    /// Time that COMMAND works altogether (90m, 20h), for policies that go by what is left.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    work: Option<Duration>,
     /// Leave the checkpoints when COMMAND has exited.
     #[arg(long)]
     keep: bool,

@@ -12,7 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 use super::job::Job;
-use super::{RunArguments, inside, task};
+use super::{RunArguments, inside, policy, task};
 
 /// Signals that are passed on to the inside instead of ending this process.
 const HANDED_ON: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
@@ -24,6 +24,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     };
     let job = Job::of_environment(|name| std::env::var(name).ok(), arguments.job.as_deref())?;
     job.check_process(std::process::id())?;
+    policy::check(arguments, &job)?;
     // Before the inside is there, so that no signal is lost.
     let signals = Signals::new(HANDED_ON).map_err(|error| internal("catch signals", error))?;
     let mut child = command()?.stdin(Stdio::piped()).spawn().map_err(|error| {

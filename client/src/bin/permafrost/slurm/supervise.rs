@@ -9,16 +9,18 @@ use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
+use permafrost_terminal::names::name_of;
 use permafrost_transport::control::ControlError;
 
 use super::advice::{Advice, Measured, Situation, advise};
-use super::inside::{Begun, Event, parse};
+use super::inside::{Begun, Event};
 use super::job::Job;
 use super::meaning::{Meaning, depends, meaning};
+use super::policy::until;
 use super::task::{End, Task, code_of_signal};
 use super::{REQUEUE, RunArguments};
+use crate::arguments::parse;
 use crate::dump::{self, DumpArguments};
-use crate::words::name_of;
 
 /// Longest wait for an event when no checkpoint is due.
 const LONG: Duration = Duration::from_secs(3600);
@@ -43,6 +45,8 @@ pub(super) struct Supervisor<'a> {
     task: Task,
     has_checkpoint: bool,
     measured: Measured,
+    /// Work that the task had done before this run.
+    worked: Duration,
     /// Start of this run.
     begun: Instant,
     /// Time at which the task's work was last safe: started, resumed or checkpointed.
@@ -50,6 +54,8 @@ pub(super) struct Supervisor<'a> {
     /// Time at which the next periodic checkpoint is due.
     due: Option<Instant>,
     ending: Option<Ending>,
+    /// Time to the deadline of the job, when its state was last read.
+    deadline: Option<Duration>,
 }
 
 impl<'a> Supervisor<'a> {
@@ -67,10 +73,12 @@ impl<'a> Supervisor<'a> {
             task: begun.task,
             has_checkpoint: begun.has_checkpoint,
             measured: begun.measured,
+            worked: begun.worked,
             begun: now,
             safe: now,
             due: arguments.every.and_then(|every| now.checked_add(every)),
             ending: None,
+            deadline: None,
         }
     }
 
@@ -119,6 +127,8 @@ impl<'a> Supervisor<'a> {
         } else {
             None
         };
+        let deadline = state.as_ref().and_then(|state| state.deadline_unix_s);
+        self.deadline = deadline.map(until);
         match meaning(signal, state.as_ref()) {
             Meaning::Leave { preempted, within } => self.leave(preempted, within),
             Meaning::HandOn => {
@@ -138,9 +148,13 @@ impl<'a> Supervisor<'a> {
         if preempted {
             let advice = advise(self.context, &self.situation(within));
             self.say(&format!("preempted; {advice}"));
-            if matches!(advice, Advice::End(_)) {
-                self.end();
-                return None;
+            match advice {
+                Advice::Checkpoint(_) => {}
+                Advice::RunOn(_) => return None,
+                Advice::End(_) => {
+                    self.end();
+                    return None;
+                }
             }
         }
         let failure = match self.dump(false) {
@@ -172,6 +186,12 @@ impl<'a> Supervisor<'a> {
             within,
             min_progress: self.arguments.min_progress.unwrap_or_default(),
             measured: self.measured,
+            policy: self.arguments.policy,
+            remaining: self.arguments.work.map(|work| {
+                let done = self.worked.saturating_add(self.begun.elapsed());
+                work.saturating_sub(done)
+            }),
+            deadline: self.deadline,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Drives the conversations of a dump, one after another: sends frames from the window, and receives replies.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use permafrost_protocol::wire::conversation::{Continuation, ConversationOutcome, DumpEvent};
@@ -11,7 +11,7 @@ use quinn::{RecvStream, SendStream, VarInt};
 
 use super::Shared;
 use crate::peer::network::{Link, Network};
-use crate::peer::stream::{self, within};
+use crate::peer::stream::{self, Asking, within};
 use crate::peer::{PeerError, code};
 
 /// Most bytes handed to quinn at once.
@@ -20,8 +20,6 @@ const BATCH_BYTES: usize = 512 << 10;
 const BATCH_FRAMES: usize = 256;
 /// Unacknowledged bytes that only a link slower than the sender accumulates: several acknowledgements' worth.
 const WAITED_FOR_BYTES: u64 = 4 << 20;
-/// Time for a peer that accepts no more frames to report the reason.
-const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// The task behind a [`super::DumpSender`].
 pub(super) struct Driver {
@@ -69,10 +67,17 @@ impl Driver {
         let node = self.shared.node.as_str();
         let (request, deadline) = self.shared.lock().client.request();
         let link = self.network.link(node, deadline).await?;
+        // The next request on this connection is then sent as on one that may have died.
+        link.begin();
         let left = deadline.saturating_duration_since(Instant::now());
         let (send, receive) = within(node, "the opening", left, async {
-            let (hello, body) = (self.network.hello(), request::Body::Dump(request));
-            let (send, mut receive) = stream::converse(&link.connection, node, hello, body).await?;
+            let asking = Asking {
+                body: request::Body::Dump(request),
+                after_answer: false,
+            };
+            let hello = self.network.hello_on(&link);
+            let (send, mut receive) =
+                stream::converse(&link, node, hello, asking, &mut false).await?;
             self.hear(&mut receive).await?;
             Ok((send, receive))
         })
@@ -101,7 +106,7 @@ impl Driver {
             error = self.transmit(&mut bulk, &mut send) => match error {
                 // The peer takes no more frames, and sends the reason on the other stream.
                 PeerError::Ended { .. } => {
-                    let words = tokio::time::timeout(LAST_WORDS, &mut listening).await;
+                    let words = tokio::time::timeout(stream::LAST_WORDS, &mut listening).await;
                     words.unwrap_or(Err(error))
                 }
                 error => Err(error),

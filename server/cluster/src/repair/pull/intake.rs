@@ -7,8 +7,8 @@ use permafrost_protocol::wire::frame::Kind;
 use permafrost_store::{ContentDigest, CopyDump, StoreError};
 use permafrost_transport::peer::ReceivedFrame;
 
-use super::super::throttle::{Throttle, named_bytes};
 use crate::replication::apply;
+use permafrost_metering::throttle::{Throttle, named_bytes};
 
 /// Reason why a pull from one node failed.
 pub(super) enum Failure {

@@ -66,7 +66,7 @@ impl Shared {
                     let told = network.call_async(&node, body.clone(), attempt.min(until)).await;
                     let Err(error) = told else { return };
                     if Instant::now() + PAUSE >= until || !may_pass(&error) {
-                        tracing::info!(node, %error, "not told; it finds out when it asks what is listed");
+                        tracing::info!(event = "replication-outcome-not-told", node, %error, "not told; it finds out when it asks what is listed");
                         return;
                     }
                     tokio::time::sleep(PAUSE).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_scheduling::NodeId;
-use permafrost_scheduling::cost::{NodeFigures, TierRoom};
+use permafrost_scheduling::cost::{NodeFigures, SwapFigures, TierRoom};
 use permafrost_scheduling::estimator::{EstimatorConfig, OBJECT_STORE_STALE_AFTER, SizedRates};
 use permafrost_scheduling::figure::{Estimate, Figure, Missing, What};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
@@ -15,12 +15,16 @@ use super::super::seconds;
 use super::super::state::Costs;
 use super::NodeReport;
 use crate::QueueReport;
+use permafrost_scheduling::estimator::LAZY_STALE_AFTER;
 
 /// Longest fixed time of a dump or restore that is believed: an hour.
 const LONGEST_START_S: f64 = 3600.0;
 
 /// Longest queue that is believed: a pebibyte, days for any node.
 const LONGEST_QUEUE_BYTES: u64 = 1 << 50;
+
+/// Largest memory or swap that is believed to be free: a pebibyte.
+const LARGEST_MEMORY: Bytes = Bytes::new(1 << 50);
 
 /// Maximum number of transfers that are believed to run, wait or be reserved.
 const MOST_TRANSFERS: u32 = 1_000_000;
@@ -49,6 +53,8 @@ pub struct Believed {
     pub tiers: Vec<TierRoom>,
     /// Links of the node to others, by name.
     pub links: BTreeMap<String, SizedRates>,
+    /// Memory and swap of the machine; missing on one without swap, and where the report is too old.
+    pub swap: Option<SwapFigures>,
     /// Queue of dumps, as reported; empty where the report is not believed.
     pub write_queue: QueueReport,
     /// Queue of restores, as reported; empty where the report is not believed.
@@ -67,6 +73,7 @@ impl Believed {
             figures: NodeFigures::unknown(id),
             tiers: Vec::new(),
             links: BTreeMap::new(),
+            swap: None,
             write_queue: QueueReport::default(),
             read_queue: QueueReport::default(),
             emulated: None,
@@ -101,6 +108,7 @@ pub fn believe(
     }
     let (write, read) = (What::WriteBandwidth, What::ReadBandwidth);
     let (dumps, restores) = ("queue of dumps", "queue of restores");
+    let usual = EstimatorConfig::default().stale_after;
     let figures = NodeFigures {
         node: id,
         write: judge.rates("bandwidth for writing", write, &report.write),
@@ -111,12 +119,22 @@ pub fn believe(
             What::RecallBandwidth,
             &report.recall,
         ),
+        lazy: judge.rates(
+            "bandwidth of lazy restores",
+            What::LazyBandwidth,
+            &report.lazy,
+        ),
         write_queue: judge.queue(dumps, &report.write_queue),
         read_queue: judge.queue(restores, &report.read_queue),
         write_drain: judge.drain(dumps, write, &report.write_queue, &report.write),
         read_drain: judge.drain(restores, read, &report.read_queue, &report.read),
-        dump_start: judge.start("time before a dump", &report.dump_start),
-        restore_start: judge.start("time before a restore", &report.restore_start),
+        dump_start: judge.start("time before a dump", &report.dump_start, usual),
+        restore_start: judge.start("time before a restore", &report.restore_start, usual),
+        lazy_start: judge.start(
+            "time before a lazy restore",
+            &report.lazy_start,
+            LAZY_STALE_AFTER,
+        ),
     };
     let links = judge.links(&report.links);
     let known = |figure: &Figure<Bytes>, queue: QueueReport| match figure {
@@ -125,6 +143,7 @@ pub fn believe(
     };
     Believed {
         tiers: judge.tiers(&report.tiers),
+        swap: judge.swap(report.swap),
         links,
         write_queue: known(&figures.write_queue, report.write_queue),
         read_queue: known(&figures.read_queue, report.read_queue),
@@ -187,7 +206,8 @@ impl Judge {
         }
     }
 
-    fn start(&mut self, name: &str, figure: &Figure<Seconds>) -> Figure<Seconds> {
+    /// Judges a fixed time, which holds for `limit`.
+    fn start(&mut self, name: &str, figure: &Figure<Seconds>, limit: Seconds) -> Figure<Seconds> {
         let what = What::Latency;
         match *figure {
             Figure::Known(known) if known.p50.value() > LONGEST_START_S => {
@@ -200,7 +220,7 @@ impl Judge {
                     known.p95, known.p50
                 ),
             ),
-            Figure::Known(known) => self.aged(what, known),
+            Figure::Known(known) => self.within(what, known, limit),
             Figure::Unknown { why } => self.unknown(name, what, why),
         }
     }
@@ -266,6 +286,22 @@ impl Judge {
         tiers.to_vec()
     }
 
+    /// Returns memory and swap, which change as fast as queues do.
+    fn swap(&mut self, swap: Option<SwapFigures>) -> Option<SwapFigures> {
+        let swap = swap.filter(|_| self.age <= seconds(QUEUE_HOLDS))?;
+        if swap.free_memory.max(swap.free_swap) > LARGEST_MEMORY {
+            let largest = swap.free_memory.max(swap.free_swap);
+            self.doubt(format!("its memory and swap cannot have {largest} free"));
+            return None;
+        }
+        let what = What::SwapBandwidth;
+        Some(SwapFigures {
+            write: self.rate("bandwidth of paging out", what, swap.write),
+            read: self.rate("bandwidth of paging in", what, swap.read),
+            ..swap
+        })
+    }
+
     fn links(&mut self, links: &BTreeMap<String, SizedRates>) -> BTreeMap<String, SizedRates> {
         if links.len() > MOST_LINKS {
             self.doubt(format!("it has {} links", links.len()));
@@ -282,11 +318,16 @@ impl Judge {
 
     /// Returns a figure with the age of the report added to its own; unknown if that is too old.
     fn aged<T: Copy>(&self, what: What, known: Estimate<T>) -> Figure<T> {
-        let age = known.age.plus(self.age);
         let limit = match what {
             What::RecallBandwidth => OBJECT_STORE_STALE_AFTER,
+            What::LazyBandwidth => LAZY_STALE_AFTER,
             _ => EstimatorConfig::default().stale_after,
         };
+        self.within(what, known, limit)
+    }
+
+    fn within<T: Copy>(&self, what: What, known: Estimate<T>, limit: Seconds) -> Figure<T> {
+        let age = known.age.plus(self.age);
         if age > limit {
             return Missing::TooOld { what, age, limit }.into();
         }
@@ -329,7 +370,7 @@ fn is_plausible(rate: BytesPerSecond) -> bool {
 #[derive(Debug, Default)]
 pub struct Reports {
     nodes: HashMap<String, Last>,
-    /// Counts doubts.
+    /// Counter of reports that are doubted.
     costs: Option<Arc<Costs>>,
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use permafrost_scheduling::cost::TierRoom;
+use permafrost_scheduling::cost::{SwapFigures, TierRoom};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Figure, Missing, What};
 use permafrost_scheduling::quantity::Seconds;
@@ -97,6 +97,12 @@ impl Readable for QueueReport {
 impl Readable for u64 {
     fn read(value: Value) -> Self {
         value.as_u64().unwrap_or(0)
+    }
+}
+
+impl Readable for Option<SwapFigures> {
+    fn read(value: Value) -> Self {
+        read_or(value, || None)
     }
 }
 

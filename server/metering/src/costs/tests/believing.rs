@@ -286,7 +286,7 @@ fn nonsense() -> impl Strategy<Value = Value> {
     })
 }
 
-const FIELDS: [&str; 11] = [
+const FIELDS: [&str; 13] = [
     "sequence",
     "started_unix_ms",
     "write",
@@ -294,6 +294,8 @@ const FIELDS: [&str; 11] = [
     "read",
     "dump_start",
     "restore_start",
+    "lazy",
+    "lazy_start",
     "write_queue",
     "read_queue",
     "links",
@@ -314,7 +316,7 @@ proptest! {
         });
         let previous = before.map(|sequence| NodeReport { sequence, ..honest.clone() });
         let believed = believe(previous.as_ref(), &lying, Duration::from_secs(age_s), ID);
-        for rates in [believed.figures.write, believed.figures.compare, believed.figures.read].iter().chain(believed.links.values()) {
+        for rates in [believed.figures.write, believed.figures.compare, believed.figures.read, believed.figures.lazy].iter().chain(believed.links.values()) {
             for (_, figure) in rates.by_class() {
                 match figure {
                     Figure::Known(known) => {

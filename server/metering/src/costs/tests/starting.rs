@@ -1,5 +1,6 @@
+use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::TierRoom;
-use permafrost_scheduling::figure::Missing;
+use permafrost_scheduling::figure::{Missing, What};
 use permafrost_scheduling::quantity::Seconds;
 
 use super::*;
@@ -56,6 +57,44 @@ fn what_was_measured_is_there_after_a_restart_with_its_age() {
         all
     };
     assert_eq!(things(&again), things(&kept));
+}
+
+#[test]
+fn lazy_restores_have_figures_of_their_own_which_hold_for_long() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = written(directory.path());
+    let first = Costs::new(config.clone());
+    let unknown = first.report().lazy.sustained().known().unwrap_err();
+    assert!(matches!(
+        unknown,
+        Missing::NotMeasured {
+            what: What::LazyBandwidth
+        }
+    ));
+    for _ in 0..3 {
+        first.brought(1000 * MIB, Duration::from_millis(500));
+        first.ran_lazily(Duration::from_millis(100));
+    }
+    // A restore of which nothing was missing says nothing.
+    first.brought(0, Duration::ZERO);
+    assert!(first.report().read.sustained().known().is_err());
+    first.save().unwrap();
+    // Written two hours ago.
+    let path = config.figures.clone().unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut file: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let then = file["written_unix_ms"].as_u64().unwrap() - 7_200_000;
+    file["written_unix_ms"] = then.into();
+    std::fs::write(&path, file.to_string()).unwrap();
+    let report = Costs::new(config).report();
+    let rate = report.lazy.of(Bytes::mib(1000)).known().unwrap();
+    assert!(close(rate.p50.value() / MIB as f64, 2000.0) && rate.samples == 3);
+    let start = report.lazy_start.known().unwrap();
+    assert!(close(start.p50.value(), 0.1) && start.age.value() >= 7200.0);
+    // Other nodes believe it for as long.
+    let told = believe(None, &report, Duration::from_secs(60), NodeId(1));
+    assert!(told.figures.lazy.sustained().known().is_ok());
+    assert!(told.figures.lazy_start.known().is_ok());
 }
 
 #[test]

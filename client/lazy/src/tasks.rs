@@ -1,0 +1,422 @@
+//! The processes of a lazy restore, and the state that its threads share.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use permafrost_protocol::PAGE_BYTES;
+use permafrost_protocol::images::{Mapping, Pagemap, mm_name, read_mappings};
+use permafrost_protocol::manifest::SpaceType;
+use permafrost_protocol::pageserver::PE_LAZY;
+use permafrost_userfault::{FaultEvent, Userfault};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+
+use super::missing::{MissingRange, MissingRanges};
+use super::{LazyBrought, LazyError, LazyFailure, LazyOrder, TouchedPage, TouchedPages};
+use permafrost_criu::source::{LazySource, ReadError};
+
+/// Number of a task, unique in a restore.
+pub(super) type TaskId = u64;
+
+/// Number that stands for the descriptor which wakes all threads.
+pub(super) const WAKE: TaskId = u64::MAX;
+
+/// A process that lacks pages.
+pub(super) struct Task {
+    /// Pid in its namespace when it was dumped.
+    pub(super) pid: u32,
+    /// Index of its address space in the manifest.
+    pub(super) place: usize,
+    pub(super) userfault: Arc<Userfault>,
+    pub(super) missing: MissingRanges,
+    /// Address from which the next pages are brought.
+    next: u64,
+}
+
+impl Task {
+    /// Returns the process that CRIU calls `pid`, with all pages missing that its pagemap lists as lazy.
+    pub(super) fn new(
+        source: &dyn LazySource,
+        pid: i32,
+        userfault: Userfault,
+    ) -> Result<Self, LazyError> {
+        let unknown = || LazyError::UnknownProcess { pid };
+        let pid = u32::try_from(pid).map_err(|_| unknown())?;
+        let manifest = source.manifest();
+        let place = manifest.spaces.iter().position(|space| {
+            space.space_type() == SpaceType::Process && space.id == u64::from(pid)
+        });
+        let place = place.ok_or_else(unknown)?;
+        let mappings = mappings(source, pid)?;
+        let pagemap = Pagemap::read(&source.pagemap(place).map_err(LazyError::Source)?)?;
+        let mut missing = MissingRanges::default();
+        let lazy = pagemap
+            .entries
+            .iter()
+            .filter(|entry| entry.flags & PE_LAZY != 0);
+        for entry in lazy {
+            let end = entry.vaddr + entry.nr_pages * PAGE_BYTES;
+            for range in within(&mappings, entry.vaddr, end) {
+                missing.insert(range);
+            }
+        }
+        Ok(Self {
+            pid,
+            place,
+            userfault: Arc::new(userfault),
+            missing,
+            next: 0,
+        })
+    }
+}
+
+/// Reads the mappings of a process, ascending.
+fn mappings(source: &dyn LazySource, pid: u32) -> Result<Vec<Mapping>, LazyError> {
+    let name = mm_name(pid);
+    let images = &source.manifest().images;
+    let Some(place) = images.iter().position(|image| image.name == name) else {
+        return Ok(Vec::new());
+    };
+    let mut bytes = Vec::new();
+    let read = source.small(place, &mut |part| {
+        bytes.extend_from_slice(part);
+        Ok(())
+    });
+    read.map_err(|error| match error {
+        ReadError::Source(error) => LazyError::Source(error),
+        ReadError::Taker(error) => LazyError::io("read the mappings")(error),
+    })?;
+    let mut mappings = read_mappings(&bytes)?;
+    mappings.sort_unstable_by_key(|mapping| mapping.start);
+    Ok(mappings)
+}
+
+/// Divides a range of pages at the ends of mappings: `UFFDIO_COPY` works within one.
+fn within(mappings: &[Mapping], start: u64, end: u64) -> Vec<MissingRange> {
+    let mut ranges = Vec::new();
+    let mut at = start;
+    let from = mappings.partition_point(|mapping| mapping.end <= start);
+    for mapping in &mappings[from..] {
+        if at >= end || mapping.start >= end {
+            break;
+        }
+        let until = mapping.end.min(end);
+        ranges.push(MissingRange {
+            start: at,
+            end: until,
+            image: at,
+        });
+        at = until;
+    }
+    if at < end {
+        // Old releases of CRIU keep the mappings elsewhere.
+        ranges.push(MissingRange {
+            start: at,
+            end,
+            image: at,
+        });
+    }
+    ranges
+}
+
+/// State of a lazy restore, under one lock.
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) tasks: BTreeMap<TaskId, Task>,
+    /// Faults whose pages are being read.
+    pub(super) in_flight: BTreeSet<(TaskId, u64)>,
+    pub(super) faults: u64,
+    pub(super) bytes: u64,
+    /// Pages that were waited for.
+    pub(super) touched: TouchedPages,
+    /// True once nothing is left to be done, or it has failed.
+    pub(super) is_over: bool,
+    total_bytes: u64,
+    next_id: TaskId,
+    last_filled: TaskId,
+    is_restored: bool,
+    /// Time at which the background transfer began, and the bytes that the processes had then.
+    filling: Option<(Instant, u64)>,
+    /// Bytes brought since, and the time that it took; `None` before all pages were brought.
+    rest: Option<(u64, Duration)>,
+    failure: Option<LazyError>,
+    /// Forked processes that were not reported yet.
+    announced: Vec<Arc<Userfault>>,
+}
+
+/// State that the threads of a lazy restore share.
+pub(super) struct Shared<'a> {
+    pub(super) source: &'a dyn LazySource,
+    pub(super) order: LazyOrder<'a>,
+    pub(super) state: Mutex<State>,
+    pub(super) epoll: OwnedFd,
+    changed: Condvar,
+    wake: OwnedFd,
+}
+
+impl<'a> Shared<'a> {
+    pub(super) fn new(source: &'a dyn LazySource, order: LazyOrder<'a>) -> Result<Self, LazyError> {
+        let failed = |errno: rustix::io::Errno| LazyError::io("watch for faults")(errno.into());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
+        let data = epoll::EventData::new_u64(WAKE);
+        epoll::add(&epoll, &wake, data, epoll::EventFlags::IN).map_err(failed)?;
+        Ok(Self {
+            source,
+            order,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            epoll,
+            wake,
+        })
+    }
+
+    /// Begins to serve a process.
+    pub(super) fn add(&self, task: Task) -> Result<(), LazyError> {
+        self.add_to(&mut self.state.lock(), task)
+    }
+
+    fn add_to(&self, state: &mut State, task: Task) -> Result<(), LazyError> {
+        let id = state.next_id;
+        state.next_id += 1;
+        let data = epoll::EventData::new_u64(id);
+        epoll::add(&self.epoll, &*task.userfault, data, epoll::EventFlags::IN)
+            .map_err(|errno| LazyError::io("watch a process")(errno.into()))?;
+        state.total_bytes += task.missing.pages() * PAGE_BYTES;
+        state.tasks.insert(id, task);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Applies a change of the mappings.
+    pub(super) fn apply(
+        &self,
+        state: &mut State,
+        id: TaskId,
+        event: FaultEvent,
+    ) -> Result<(), LazyError> {
+        let Some(task) = state.tasks.get_mut(&id) else {
+            return Ok(());
+        };
+        match event {
+            FaultEvent::Fault { .. } => {}
+            FaultEvent::Fork(child) => {
+                let child = Task {
+                    pid: task.pid,
+                    place: task.place,
+                    userfault: Arc::new(child),
+                    missing: task.missing.clone(),
+                    next: task.next,
+                };
+                state.announced.push(Arc::clone(&child.userfault));
+                self.add_to(state, child)?;
+            }
+            FaultEvent::Remap { from, to, len } => task.missing.remap(from, to, len),
+            FaultEvent::Remove { start, end } => {
+                // Accesses there get the kernel's zeros from now on.
+                let done = task.userfault.unregister(start, end);
+                done.map_err(LazyError::io("unregister given-up pages"))?;
+                task.missing.remove(start, end);
+            }
+            FaultEvent::Unmap { start, end } => task.missing.remove(start, end),
+        }
+        Ok(())
+    }
+
+    /// Forgets a process that has ended.
+    pub(super) fn forget(&self, state: &mut State, id: TaskId) {
+        if let Some(task) = state.tasks.remove(&id)
+            && let Err(errno) = epoll::delete(&self.epoll, &*task.userfault)
+        {
+            tracing::debug!(%errno, "userfaultfd not removed");
+        }
+        if state.tasks.is_empty() && state.is_restored {
+            self.end(state);
+        }
+    }
+
+    /// Forgets the processes that have ended.
+    pub(super) fn forget_ended(&self) {
+        let mut state = self.state.lock();
+        let tasks = state.tasks.iter();
+        let ended: Vec<_> = tasks
+            .filter(|(_, task)| task.userfault.is_gone())
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ended {
+            self.forget(&mut state, id);
+        }
+    }
+
+    pub(super) fn set_restored(&self) {
+        let mut state = self.state.lock();
+        state.is_restored = true;
+        if state.tasks.is_empty() {
+            self.end(&mut state);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Records that the background transfer begins.
+    pub(super) fn begin_filling(&self) {
+        let mut state = self.state.lock();
+        state.filling = Some((Instant::now(), state.bytes));
+    }
+
+    /// Waits until CRIU is done. Returns false if everything is over before.
+    pub(super) fn wait_until_restored(&self) -> bool {
+        let mut state = self.state.lock();
+        while !state.is_restored && !state.is_over {
+            self.changed.wait(&mut state);
+        }
+        !state.is_over
+    }
+
+    /// Waits for a change, `limit` at most. Returns true if everything is over.
+    pub(super) fn wait_for_change(&self, limit: Duration) -> bool {
+        let mut state = self.state.lock();
+        if !state.is_over {
+            self.changed.wait_for(&mut state, limit);
+        }
+        state.is_over
+    }
+
+    /// Returns the missing pages that are brought next, with their process, one process after another; `None` if none
+    /// is missing, which ends everything.
+    pub(super) fn next_missing(&self) -> Option<(TaskId, usize, u32, MissingRange)> {
+        let mut state = self.state.lock();
+        if state.is_over {
+            return None;
+        }
+        let last = state.last_filled;
+        let lacking = |task: &Task| !task.missing.is_empty();
+        let mut behind = state.tasks.range(last + 1..).map(|(id, task)| (*id, task));
+        let next = behind.find(|(_, task)| lacking(task)).or_else(|| {
+            let mut all = state.tasks.iter().map(|(id, task)| (*id, task));
+            all.find(|(_, task)| lacking(task))
+        });
+        let Some((id, _)) = next else {
+            let bytes = state.bytes;
+            state.rest = state
+                .filling
+                .map(|(began, had)| (bytes - had, began.elapsed()));
+            self.end(&mut state);
+            return None;
+        };
+        state.last_filled = id;
+        let task = state.tasks.get_mut(&id)?;
+        let range = task.missing.next_from(task.next)?;
+        task.next = range.end.min(range.start + super::FILL_PAGES * PAGE_BYTES);
+        Some((id, task.place, task.pid, range))
+    }
+
+    /// Returns the missing pages from one on that was dumped there, with their process, if it is missing still.
+    pub(super) fn missing_at(
+        &self,
+        page: TouchedPage,
+    ) -> Option<(TaskId, usize, u32, MissingRange)> {
+        let address = page.index.checked_mul(PAGE_BYTES)?;
+        let state = self.state.lock();
+        let mut tasks = state.tasks.iter().filter(|(_, task)| task.pid == page.pid);
+        tasks.find_map(|(id, task)| {
+            let range = task.missing.at(address)?;
+            (range.image == address).then_some((*id, task.place, task.pid, range))
+        })
+    }
+
+    pub(super) fn progress(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        let total_bytes = if self.order.touched_only {
+            0
+        } else {
+            state.total_bytes
+        };
+        (state.bytes, total_bytes)
+    }
+
+    pub(super) fn take_announced(&self) -> Vec<Arc<Userfault>> {
+        std::mem::take(&mut self.state.lock().announced)
+    }
+
+    /// Returns true if a process lacks pages.
+    pub(super) fn lacks_pages(&self) -> bool {
+        let state = self.state.lock();
+        state.tasks.values().any(|task| !task.missing.is_empty())
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.state.lock().is_over
+    }
+
+    /// Ends everything for a reason; the first one counts.
+    pub(super) fn fail(&self, error: LazyError) {
+        let mut state = self.state.lock();
+        if !state.is_over {
+            state.failure = Some(error);
+        }
+        self.end(&mut state);
+    }
+
+    fn end(&self, state: &mut State) {
+        state.is_over = true;
+        self.changed.notify_all();
+        // Never read: all threads are woken.
+        if let Err(errno) = rustix::io::write(&self.wake, &1_u64.to_ne_bytes()) {
+            tracing::debug!(%errno, "threads not woken");
+        }
+    }
+
+    pub(super) fn result(&self) -> Result<LazyBrought, LazyFailure> {
+        let mut state = self.state.lock();
+        match state.failure.take() {
+            None => Ok(LazyBrought {
+                faults: state.faults,
+                bytes: state.bytes,
+                touched: std::mem::take(&mut state.touched),
+                rest: state.rest,
+            }),
+            Some(error) => Err(LazyFailure {
+                error,
+                held: state
+                    .tasks
+                    .values()
+                    .map(|task| Arc::clone(&task.userfault))
+                    .collect(),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_end_where_mappings_do() {
+        let mapping = |start, end| Mapping {
+            start,
+            end,
+            ..Mapping::default()
+        };
+        let mappings = [
+            mapping(0x1000, 0x3000),
+            mapping(0x3000, 0x6000),
+            mapping(0x8000, 0x9000),
+        ];
+        let ends = |start, end| {
+            let ranges = within(&mappings, start, end);
+            assert!(ranges.iter().all(|range| range.start == range.image));
+            ranges
+                .iter()
+                .map(|range| (range.start, range.end))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(ends(0x1000, 0x3000), [(0x1000, 0x3000)]);
+        assert_eq!(ends(0x2000, 0x5000), [(0x2000, 0x3000), (0x3000, 0x5000)]);
+        assert_eq!(ends(0x8000, 0x9000), [(0x8000, 0x9000)]);
+        assert_eq!(ends(0x8000, 0xA000), [(0x8000, 0x9000), (0x9000, 0xA000)]);
+        assert_eq!(within(&[], 0x1000, 0x2000).len(), 1);
+    }
+}

@@ -1,0 +1,2 @@
+start_process
+check() { kill -0 "$PID"; }

@@ -1,0 +1,2 @@
+systemctl start permafrostd
+start_process

@@ -1,0 +1,6 @@
+three_nodes
+start_process
+check() {
+    [ -e images/inventory.img ]
+    [ -s etcd.backup ]
+}

@@ -1,0 +1,4 @@
+systemctl start permafrostd
+start_process
+OTHER=$PID
+start_process

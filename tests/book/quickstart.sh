@@ -1,0 +1,2 @@
+mkdir -p /etc/permafrost
+check() { permafrost ls | grep -q 'naps@2'; }
