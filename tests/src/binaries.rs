@@ -16,9 +16,11 @@ static CHOSEN: OnceLock<PathBuf> = OnceLock::new();
 #[must_use]
 pub fn unpacked(root: &Path, program: &str) -> Command {
     let architecture = format!("{}-linux-gnu", std::env::consts::ARCH);
-    let libraries = ["usr/lib", "lib"].map(|lib| {
-        let lib = root.join(lib).join(&architecture);
-        lib.display().to_string()
+    // libpulse looks for its private library below the system's /usr only.
+    let directories = ["usr/lib/ARCH", "lib/ARCH", "usr/lib/ARCH/pulseaudio"];
+    let libraries = directories.map(|directory| {
+        let directory = root.join(directory.replace("ARCH", &architecture));
+        directory.display().to_string()
     });
     let mut command = Command::new(root.join(program));
     command.env("LD_LIBRARY_PATH", libraries.join(":"));

@@ -54,7 +54,9 @@ const APT: &str = r#"#!/bin/sh
 shift
 for package; do
     case $package in
-        ./permafrost*.deb | criu | curl | procps | etcd-server | etcd-client) ;;
+        # The package has systemd start the daemon.
+        ./permafrost*.deb) [ -e /run/permafrostd.pid ] || systemctl start permafrostd ;;
+        criu | curl | procps | etcd-server | etcd-client) ;;
         *) echo "apt: $package is not known here" >&2; exit 1 ;;
     esac
 done
@@ -72,6 +74,7 @@ stop() {
     rm /run/permafrostd.pid
 }
 start() {
+    [ ! -e /run/permafrostd.pid ] || return 0
     setsid permafrostd </dev/null >/run/permafrostd.log 2>&1 &
     echo $! >/run/permafrostd.pid
     permafrost status --wait 60s >/dev/null || { cat /run/permafrostd.log >&2; exit 1; }
@@ -99,7 +102,7 @@ mount -t tmpfs -o size=512m,mode=755 tmpfs /var/lib
 mount -t tmpfs -o size=64m,mode=755 tmpfs /run
 # A process that can be dumped: $PID.
 start_process() { sleep 1000 </dev/null >/dev/null 2>&1 & PID=$!; disown; }
-# The cluster of quickstart-cluster.md, with shorter times, and a checkpoint of the job naps.
+# The cluster of cluster-by-hand.md, with shorter times, and a checkpoint of the job naps.
 start_etcd() { etcd --data-dir etcd >>etcd.log 2>&1 & }
 start_node() {
     case $1 in a) port=7120 ;; b) port=7121 ;; c) port=7122 ;; esac

@@ -1,9 +1,9 @@
-//! An etcd of the benchmark's own, as the registry for copies on a second node.
+//! An etcd of one's own, as the registry of nodes on this machine.
 
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,20 +17,27 @@ const READY: Duration = Duration::from_secs(60);
 
 /// Returns the path of etcd: `PERMAFROST_ETCD`, or the program on PATH.
 pub(super) fn find() -> Result<PathBuf, String> {
-    if let Some(named) = std::env::var_os("PERMAFROST_ETCD") {
-        return Ok(named.into());
+    if let Some(named) = std::env::var_os("PERMAFROST_ETCD").map(PathBuf::from) {
+        // Without a slash it is looked up in PATH when it is started.
+        if named.components().count() > 1 && !named.is_file() {
+            return Err(format!(
+                "{}, which PERMAFROST_ETCD names, is not there",
+                named.display()
+            ));
+        }
+        return Ok(named);
     }
     let directories = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&directories)
         .map(|directory| directory.join("etcd"))
         .find(|path| path.is_file())
         .ok_or_else(|| {
-            "a second node needs etcd as its registry, and there is none in PATH (nor PERMAFROST_ETCD)"
+            "several nodes need etcd as their registry, and there is none in PATH (nor PERMAFROST_ETCD)"
                 .to_owned()
         })
 }
 
-/// A running etcd of one member on loopback; killed when dropped, and its data is discarded.
+/// A running etcd of one member on loopback. It is killed when it is dropped, which its data withstands.
 pub(super) struct Etcd {
     child: Child,
     port: u16,
@@ -93,8 +100,7 @@ impl Etcd {
                 return Ok(());
             }
             interrupts.check()?;
-            let ended = self.child.try_wait().is_ok_and(|status| status.is_some());
-            if ended || start.elapsed() > READY {
+            if self.ended().is_some() || start.elapsed() > READY {
                 return Err(Failure::new(
                     Code::Unavailable,
                     format!("etcd did not get ready: {}", child::tail(log)),
@@ -102,6 +108,11 @@ impl Etcd {
             }
             thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Returns how it has ended; `None` while it runs.
+    pub(super) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap_or_default()
     }
 
     /// Returns the registry's URL for `permafrostd --catalog`.

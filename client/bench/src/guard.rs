@@ -1,4 +1,4 @@
-//! `permafrost bench guard`: becomes a program that the kernel ends when the benchmark does, `kill -9` included.
+//! `permafrost bench guard`: becomes a program that the kernel ends when its parent ends, `kill -9` included.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -21,13 +21,13 @@ pub(super) struct GuardArguments {
 
 pub(super) fn guard(arguments: &GuardArguments) -> Result<(), Failure> {
     // The setting survives execve. The end of the thread that started this process counts: that is the
-    // benchmark's main thread.
+    // main thread of the benchmark or playground.
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))
         .map_err(|errno| Failure::new(Code::Internal, format!("set the death signal: {errno}")))?;
     let parent = rustix::process::getppid().map(rustix::process::Pid::as_raw_nonzero);
     if parent.and_then(|pid| u32::try_from(pid.get()).ok()) != Some(arguments.parent) {
         // The parent ended before the signal was requested.
-        return Err(Failure::interrupted("the benchmark has ended"));
+        return Err(Failure::interrupted("the parent has ended"));
     }
     let Some((program, rest)) = arguments.program.split_first() else {
         return Err(Failure::new(Code::Invalid, "no program"));

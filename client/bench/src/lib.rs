@@ -1,5 +1,5 @@
 //! `permafrost bench`: measures the duration of suspending and resuming on this machine. `permafrost simulate`: replays
-//! workloads through policies.
+//! workloads through policies. `permafrost playground`: a cluster to try things on.
 //!
 //! - `tiers`: on each storage tier under consideration, for the choice of hardware or of a policy;
 //! - `node`: on a node that runs, for its own estimates.
@@ -13,11 +13,13 @@
 mod against;
 mod child;
 mod cycle;
+mod daemon;
 mod etcd;
 mod fit;
 mod guard;
 mod machine;
 mod node;
+mod playground;
 mod simulate;
 mod task;
 mod tiers;
@@ -26,6 +28,7 @@ mod workload;
 use clap::{Args, Subcommand};
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::Failure;
+pub use playground::{PLAYGROUND_EXAMPLES, PlaygroundArguments, playground};
 pub use simulate::{SIMULATE_EXAMPLES, SimulateArguments, simulate};
 
 /// Options of `permafrost bench`.

@@ -4,26 +4,20 @@ mod as_a_node;
 #[path = "../common/mod.rs"]
 mod common;
 mod hostile;
+mod pipes;
+mod rights;
 mod rounds;
 mod tasks;
 
-use std::io::{IoSlice, Read as _};
-use std::mem::MaybeUninit;
-use std::os::fd::AsFd as _;
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::{self, request};
-use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
-use permafrost_protocol::pageserver::{Dialect, SpaceId};
-use permafrost_protocol::streamer::{FileReply, FileRequest};
+use permafrost_protocol::pageserver::Dialect;
 use permafrost_tests::cluster::pki;
 use permafrost_tests::daemon::{Daemon, Options, tail};
 use permafrost_tests::process::wait_for;
 use permafrost_transport::control::Connection;
-use permafrost_transport::framing;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use common::*;
 
@@ -281,29 +275,6 @@ fn a_refusal_of_the_node_is_answered_at_close() {
 }
 
 #[test]
-fn pages_in_pipes_go_through_an_agent() {
-    let site = Site::new(1);
-    let agent = site.agent("compute", "*", &[]);
-    let mut memory = pages(3, 700);
-    memory[100 * PAGE_SIZE..300 * PAGE_SIZE].fill(0);
-    let mut connection = Connection::connect(&agent.control()).unwrap();
-    let session = piped::open(&mut connection, "team/piped");
-    piped::hand_over_memory(&mut connection, &session, 0x40_0000, &memory).unwrap();
-    let end = request::EndPages {
-        session: session.clone(),
-    };
-    connection.call(end).unwrap();
-    let images = site.path("images");
-    fake_images(&images);
-    let images = std::fs::File::open(images).unwrap();
-    let seal = request::Seal { session };
-    let sealed = connection.call_with(seal, Some(images.as_fd()), &mut |_| {});
-    assert_eq!(sealed.unwrap().generation, 1);
-    let node = site.nodes[0].as_ref().unwrap();
-    assert!(exported_pages(node, site.work(), "team/piped") == memory);
-}
-
-#[test]
 fn the_first_request_after_a_restart_of_the_node_is_answered() {
     let mut site = Site::new(1);
     let agent = site.agent("compute", "*", &[]);
@@ -463,170 +434,6 @@ fn a_node_that_dies_in_mid_dump_fails_it_and_the_next_goes_to_another() {
     let second = site.nodes[1].as_ref().unwrap();
     assert!(exported_pages(second, site.work(), "again") == memory);
     assert!(exported_pages(&agent, site.work(), "again") == memory);
-}
-
-/// Requests a file like CRIU. Returns the end of the pipe to read it from.
-fn ask_for(criu: &UnixStream, name: &str) -> std::io::PipeReader {
-    let request = FileRequest {
-        filename: name.to_owned(),
-    };
-    framing::send(criu, &request, &[]).unwrap();
-    let (reply, _) = framing::recv::<FileReply>(criu).unwrap().unwrap();
-    assert!(reply.exists, "{name}");
-    let (reader, writer) = std::io::pipe().unwrap();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = [writer.as_fd()];
-    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-    let byte = [IoSlice::new(&[0])];
-    rustix::net::sendmsg(criu, &byte, &mut control, SendFlags::empty()).unwrap();
-    reader
-}
-
-#[test]
-fn processes_that_do_not_read_yet_hold_up_nobody() {
-    // Each is more than the connection's windows would hold for one that is not read.
-    const PROCESSES: u8 = 6;
-    const PAGES: usize = 48 << 8;
-    let site = Site::new(1);
-    let agent = site.agent("compute", "*", &[]);
-    let mut peer = Peer::anonymous(&agent, Dialect::V32);
-    let images = site.path("images");
-    fake_images(&images);
-    for n in 0..PROCESSES {
-        let pid = PID + u32::from(n);
-        peer.space = SpaceId::process(pid);
-        peer.open();
-        for (at, chunk) in pages(n + 1, PAGES).chunks(64 * PAGE_SIZE).enumerate() {
-            peer.pages((0x40_0000 + at * 64 * PAGE_SIZE) as u64, chunk);
-        }
-        std::fs::write(images.join(format!("core-{pid}.img")), "not really").unwrap();
-        fake_mappings(&images, pid);
-    }
-    assert_eq!(peer.close(), Some(0));
-    peer.leave();
-    agent
-        .run(&["adopt", "--job", "tree", "--images-dir", text(&images)])
-        .unwrap();
-
-    let socket = site.work().join("streamer.sock");
-    let listener = UnixListener::bind(&socket).unwrap();
-    let control = agent.control();
-    let streaming = std::thread::spawn(move || {
-        let mut connection = Connection::connect(&control).unwrap();
-        let stream = control::request::Stream {
-            checkpoint: "tree".to_owned(),
-            ..Default::default()
-        };
-        connection.call_with(stream, Some(listener.as_fd()), &mut |_| {})
-    });
-    let criu = UnixStream::connect(&socket).unwrap();
-    let mut readers: Vec<_> = (0..u32::from(PROCESSES))
-        .map(|n| ask_for(&criu, &format!("pages-{}.img", FIRST_SERVED_PAGES_ID + n)))
-        .collect();
-    // The others get as far as they can.
-    std::thread::sleep(Duration::from_secs(2));
-    let (done, finished) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        for n in (0..PROCESSES).rev() {
-            let mut bytes = Vec::new();
-            readers.pop().unwrap().read_to_end(&mut bytes).unwrap();
-            done.send(bytes == pages(n + 1, PAGES)).unwrap();
-        }
-    });
-    for n in (0..PROCESSES).rev() {
-        let same = finished.recv_timeout(Duration::from_secs(60));
-        assert!(same.expect("pages of the one that reads"), "process {n}");
-    }
-    drop(criu);
-    let served = streaming.join().unwrap().unwrap();
-    assert_eq!(served.files, u64::from(PROCESSES));
-}
-
-#[test]
-fn an_agent_stays_in_its_namespaces() {
-    let site = Site::new(1);
-    let a = site.agent("a", "team-a", &[]);
-    let b = site.agent("b", "team-b", &[]);
-    let memory = pages(1, 50);
-    let opened = a.json(&["open", "--job", "team-a/x"]).unwrap();
-    let mut peer = Peer::unix(opened["socket"].as_str().unwrap().as_ref(), Dialect::V32);
-    peer.open();
-    peer.pages(0x40_0000, &memory);
-    let images = site.path("images");
-    fake_images(&images);
-    assert_eq!(peer.close(), Some(0));
-    peer.leave();
-    let session = opened["session"].as_str().unwrap();
-    // Its name is no secret of the node's, but the job is not the other's.
-    let adopt = |job: &str| -> Vec<String> {
-        [
-            "adopt",
-            "--job",
-            job,
-            "--images-dir",
-            text(&images),
-            session,
-        ]
-        .map(str::to_owned)
-        .to_vec()
-    };
-    let stolen = b.try_run(&adopt("team-a/x")).unwrap();
-    assert_eq!(stolen.status.code(), Some(9));
-    a.run(&adopt("team-a/x")).unwrap();
-
-    assert!(listing(&b).is_empty());
-    let out = site.work().join("out");
-    for arguments in [
-        vec!["open", "--job", "team-a/x"],
-        vec!["show", "team-a/x"],
-        vec!["rm", "team-a/x@1"],
-        vec!["rm", "--all", "team-a/x"],
-        vec!["pin", "team-a/x"],
-        vec!["verify", "team-a/x"],
-        vec!["get", "team-a/x", text(&out)],
-    ] {
-        let (code, said) = refusal(&b, &arguments);
-        assert_eq!(code, 9, "{arguments:?}: {said}");
-    }
-    assert!(exported_pages(&a, site.work(), "team-a/x") == memory);
-}
-
-#[test]
-fn a_reader_is_told_which_role_may() {
-    let site = Site::new(1);
-    let reader = site.agent_of_role("r", "reader", "*", &[]);
-    for (arguments, word) in [
-        (["open", "--job=x"], "certificate of role agent"),
-        (["rm", "x@1"], "right to delete"),
-        (["pin", "x@1"], "certificate of role agent"),
-    ] {
-        let (code, said) = refusal(&reader, &arguments);
-        assert_eq!(code, 9, "{arguments:?}: {said}");
-        assert!(
-            said.contains(word) && !said.contains("--namespace"),
-            "{said}"
-        );
-    }
-    let status = reader.json(&["status"]).unwrap();
-    assert_eq!(status["agent"], true, "{status}");
-}
-
-#[test]
-fn a_stranger_is_not_served() {
-    let site = Site::new(1);
-    let other = Site::new(0);
-    let identity = other.issue("compute", "agent", Some("*"));
-    let peers = site.nodes[0].as_ref().unwrap().peers();
-    let arguments = [
-        "--identity".to_owned(),
-        text(&identity).to_owned(),
-        format!("--node=node-0={peers}"),
-        "--deadline=3s".to_owned(),
-    ];
-    let agent = Daemon::agent(&other.path("compute"), &arguments).unwrap();
-    let (code, said) = refusal(&agent, &["ls"]);
-    assert_eq!(code, 11, "{said}");
 }
 
 #[test]

@@ -27,7 +27,16 @@ const OVERRIDES: [(&str, &str); 2] = [
 const DIRECTORY: &str = "packaging";
 
 /// Path of the default configuration, and of its directory's other files.
-const CONFIGURATION: &str = "etc/permafrost/permafrostd.toml";
+pub(super) const CONFIGURATION_FILE: &str = "etc/permafrost/permafrostd.toml";
+
+/// End of the default configuration: the page can be opened on this machine by whoever has a token. The file of tokens is
+/// made when the package is configured, and is empty.
+pub(super) const PAGE: &str = r#"
+# The page at http://127.0.0.1:7119/ui. It asks for a token:
+# permafrost token new --name NAME --scopes read --add-to /etc/permafrost/api-tokens
+listen-api = "127.0.0.1:7119"
+api-tokens = "/etc/permafrost/api-tokens"
+"#;
 
 /// Directory of the pages of the book. Alerts name it.
 const PAGES: &str = "usr/share/doc/permafrostd";
@@ -210,7 +219,7 @@ impl Sources<'_> {
                 .env_clear()
                 .arg("--print-default-config"),
         )?;
-        entries.push(Entry::file(CONFIGURATION, configuration));
+        entries.push(Entry::file(CONFIGURATION_FILE, configuration + PAGE));
         for (path, name) in [
             (
                 "usr/lib/systemd/system/permafrostd.service",

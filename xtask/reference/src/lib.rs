@@ -35,7 +35,7 @@ const BEGIN: &str = "<!-- generated: ";
 const END: &str = "<!-- end -->";
 
 /// Directories and files whose types the documents describe. One name means one type in them.
-const SOURCES: [&str; 27] = [
+const SOURCES: [&str; 28] = [
     "protocol/src/control",
     "protocol/src/manifest.rs",
     "protocol/src/images/stats.rs",
@@ -62,11 +62,12 @@ const SOURCES: [&str; 27] = [
     "client/credentials/src/pki.rs",
     "client/credentials/src/token.rs",
     "client/agent/src/host/arguments.rs",
+    "client/bench/src/playground.rs",
     "server/src/arguments",
 ];
 
 /// Commands that print an object with `--json`, the file of its type (empty: one of [`SOURCES`]), and the type.
-const OBJECTS: [(&str, &str, &str); 36] = [
+const OBJECTS: [(&str, &str, &str); 38] = [
     ("`ls`", "", "Checkpoints"),
     ("`show`", "", "Detail"),
     ("`show --maps`", "", "CheckpointContents"),
@@ -77,6 +78,8 @@ const OBJECTS: [(&str, &str, &str); 36] = [
     ("`verify`", "", "Verified"),
     ("`scrub`", "", "Scrubbed"),
     ("`gc`", "", "GcReport"),
+    ("`playground`", "", "Playground"),
+    ("`playground`, when a process ends", "", "PlaygroundEnd"),
     ("`keys ls`, `keys rotate`, `keys destroy`", "", "KeyList"),
     (
         "`region ls`, `region add`, `region grow`, `region drain`, `region rm`",

@@ -1,31 +1,24 @@
 //! The nodes that a case is measured on: a permafrostd of the benchmark's own, for copies a second one with a registry.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::channel;
+use std::process::{Child, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use permafrost_protocol::control::{RegionStatus, request};
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::interrupt::Interrupts;
 use permafrost_transport::control::Connection;
-use rustix::fs::FlockOperation;
-use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::arguments::Copies;
 use super::plan::{Case, Plan, Tier};
 use crate::etcd::Etcd;
-use crate::{child, machine};
+use crate::{child, daemon, machine};
 
 /// Name of the benchmark's directory, beneath a tier's directory.
 const DIRECTORY: &str = "permafrost-bench";
-/// Time limit for a node to start, to see the other, to stop, and to free a region.
-const PATIENCE: Duration = Duration::from_secs(120);
-const POLL: Duration = Duration::from_millis(50);
 
 /// Nodes with their directories. Dropping stops the nodes and removes their data.
 pub(super) struct Site {
@@ -62,23 +55,7 @@ impl Store {
     fn take(tier: &Path) -> Result<Self, Failure> {
         let path = tier.join(DIRECTORY);
         let failed = |error: std::io::Error| Failure::io("use", &path, &error);
-        let lock_path = path.join("lock");
-        let existed = path.exists();
-        permafrost_criu::scratch::create_private(&path).map_err(failed)?;
-        if existed && !lock_path.exists() && fs::read_dir(&path).map_err(failed)?.next().is_some() {
-            return Err(Failure::new(
-                Code::Conflict,
-                format!("{} is there and not the benchmark's", path.display()),
-            )
-            .hint("name another directory on the tier"));
-        }
-        let lock = File::create(&lock_path).map_err(failed)?;
-        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            Failure::new(
-                Code::Conflict,
-                format!("another benchmark uses {}", path.display()),
-            )
-        })?;
+        let lock = daemon::lock_directory(&path, "benchmark")?;
         for entry in fs::read_dir(&path).map_err(failed)? {
             let entry = entry.map_err(failed)?.path();
             if entry.is_dir() {
@@ -149,7 +126,7 @@ impl Site {
         };
         if nodes == 2 {
             let ca = site.scratch.path().join("ca");
-            pki(interrupts, &["init", "--dir", &ca.to_string_lossy()])?;
+            daemon::offline(interrupts, &["pki", "init", "--dir", &ca.to_string_lossy()])?;
         }
         for index in 0..nodes {
             if nodes == 2 {
@@ -178,9 +155,9 @@ impl Site {
         let (ca, out) = (path("ca".to_owned()), path(format!("identity-{index}")));
         let name = format!("bench-{index}");
         let arguments = [
-            "issue", "--dir", &ca, "--name", &name, "--role", "node", "--out", &out,
+            "pki", "issue", "--dir", &ca, "--name", &name, "--role", "node", "--out", &out,
         ];
-        pki(interrupts, &arguments)
+        daemon::offline(interrupts, &arguments).map(drop)
     }
 
     fn start_node(&self, index: usize, interrupts: &Interrupts) -> Result<Node, Failure> {
@@ -216,7 +193,7 @@ impl Site {
                 .args(["--copies", "2", "--deadline", "1d", "--identity"])
                 .arg(self.scratch.path().join(format!("identity-{index}")));
         }
-        let child = spawn_ready(command, &log_path, interrupts)?;
+        let (child, _) = daemon::spawn_ready(command, &log_path, interrupts)?;
         Ok(Node {
             child,
             control: run.join("control.sock"),
@@ -262,7 +239,7 @@ impl Site {
             return Ok(());
         }
         let mut node = self.nodes.remove(0);
-        node.stop()?;
+        daemon::stop(&mut node.child)?;
         machine::forget_cached(&node.region)
             .map_err(|error| Failure::io("forget", &node.region, &error))?;
         let again = self.start_node(0, interrupts)?;
@@ -281,7 +258,7 @@ impl Site {
         if self.catalog.is_none() {
             return Ok(());
         }
-        wait_for("the nodes to see each other", interrupts, || {
+        daemon::wait_for("the nodes to see each other", interrupts, || {
             let listed = child::permafrost(interrupts, self.control(), ["node", "ls"])?;
             let nodes = listed["nodes"].as_array().cloned().unwrap_or_default();
             let live = nodes.iter().filter(|node| node["live"] == true).count();
@@ -295,7 +272,7 @@ impl Site {
             return Ok(());
         }
         let mut before = 0;
-        wait_for("the regions to be populated", interrupts, || {
+        daemon::wait_for("the regions to be populated", interrupts, || {
             let nodes = self.nodes.iter();
             let bytes: u64 = nodes
                 .map(|node| machine::shared_memory_bytes(node.child.id()))
@@ -313,7 +290,7 @@ impl Site {
 
     /// Waits until the space of removed checkpoints is free.
     pub(super) fn await_freed(&self, interrupts: &Interrupts) -> Result<(), Failure> {
-        wait_for("the removed checkpoints to be freed", interrupts, || {
+        daemon::wait_for("the removed checkpoints to be freed", interrupts, || {
             for node in &self.nodes {
                 // A segment stays open here and there.
                 let slack = self.region_bytes / 64;
@@ -327,107 +304,19 @@ impl Site {
 
     /// Stops the nodes, and fails if one does not end cleanly.
     pub(super) fn end(mut self) -> Result<(), Failure> {
-        self.nodes.iter_mut().try_for_each(Node::stop)
+        (self.nodes.iter_mut()).try_for_each(|node| daemon::stop(&mut node.child))
     }
 }
 
 impl Drop for Site {
     fn drop(&mut self) {
         for node in &mut self.nodes {
-            let _ = node.stop();
+            let _ = daemon::stop(&mut node.child);
         }
     }
-}
-
-impl Node {
-    fn stop(&mut self) -> Result<(), Failure> {
-        let failed = |error: std::io::Error| {
-            Failure::new(Code::Internal, format!("stop permafrostd: {error}"))
-        };
-        if self.child.try_wait().map_err(failed)?.is_some() {
-            return Ok(());
-        }
-        machine::signal(self.child.id(), Signal::TERM);
-        let start = Instant::now();
-        while self.child.try_wait().map_err(failed)?.is_none() {
-            if start.elapsed() > PATIENCE {
-                self.child.kill().map_err(failed)?;
-            }
-            thread::sleep(POLL);
-        }
-        Ok(())
-    }
-}
-
-/// Starts a permafrostd and waits until it reports that it is ready.
-fn spawn_ready(
-    mut command: Command,
-    log: &Path,
-    interrupts: &Interrupts,
-) -> Result<Child, Failure> {
-    let failed =
-        |error: std::io::Error| Failure::new(Code::Internal, format!("start permafrostd: {error}"));
-    let mut child = command.spawn().map_err(failed)?;
-    let (send, receive) = channel();
-    if let Some(stdout) = child.stdout.take() {
-        thread::spawn(move || {
-            // Reads on to the end, so that it never writes into a closed pipe.
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                let _ = send.send(line);
-            }
-        });
-    }
-    let start = Instant::now();
-    loop {
-        let line = receive.recv_timeout(POLL);
-        if line.is_ok_and(|line| line.starts_with("permafrostd ready:")) {
-            return Ok(child);
-        }
-        let ended = child.try_wait().map_err(failed)?;
-        if ended.is_some() || interrupts.came() || start.elapsed() > PATIENCE {
-            let _ = child.kill();
-            let _ = child.wait();
-            interrupts.check()?;
-            let code = ended.and_then(|status| status.code());
-            return Err(Failure::new(
-                // Exit code 2 of permafrostd means an invalid command line, such as an unknown device.
-                if code == Some(2) {
-                    Code::Invalid
-                } else {
-                    Code::Internal
-                },
-                format!("permafrostd did not get ready: {}", child::tail(log)),
-            ));
-        }
-    }
-}
-
-fn wait_for(
-    what: &str,
-    interrupts: &Interrupts,
-    mut ready: impl FnMut() -> Result<bool, Failure>,
-) -> Result<(), Failure> {
-    let start = Instant::now();
-    while !ready()? {
-        interrupts.check()?;
-        if start.elapsed() > PATIENCE {
-            let seconds = PATIENCE.as_secs();
-            return Err(Failure::new(
-                Code::Internal,
-                format!("waited {seconds} s for {what}"),
-            ));
-        }
-        thread::sleep(POLL);
-    }
-    Ok(())
 }
 
 fn region_status(control: &Path) -> Result<RegionStatus, Failure> {
     let status = Connection::connect(control)?.call(request::Status {})?;
     Ok(status.regions.into_iter().next().unwrap_or_default())
-}
-
-fn pki(interrupts: &Interrupts, arguments: &[&str]) -> Result<(), Failure> {
-    let all = std::iter::once(&"pki").chain(arguments);
-    child::permafrost(interrupts, Path::new("/nonexistent"), all).map(drop)
 }

@@ -187,6 +187,9 @@ pub(crate) enum Command {
     Token(permafrost_credentials::TokenArguments),
     /// Measure storage tiers, or a node.
     Bench(Box<permafrost_bench::BenchArguments>),
+    /// Run a cluster on this machine, to try things on.
+    #[command(after_help = permafrost_bench::PLAYGROUND_EXAMPLES)]
+    Playground(permafrost_bench::PlaygroundArguments),
     /// Run Slurm jobs that survive preemption.
     #[command(after_help = crate::slurm::SLURM_EXAMPLES)]
     Slurm(crate::slurm::SlurmArguments),

@@ -79,6 +79,7 @@ fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
         Command::Nodes(arguments) => nodes::nodes(context, &arguments),
         Command::Cost(arguments) => cost::cost(context, &arguments),
         Command::Plan(arguments) => plan::plan(context, &arguments),
+        Command::Playground(arguments) => permafrost_bench::playground(context, &arguments),
         Command::Simulate(arguments) => permafrost_bench::simulate(context, &arguments),
         Command::Preempt(arguments) => preempt::preempt(context, &arguments),
         Command::Suspend(arguments) => suspension::suspend(context, &arguments),

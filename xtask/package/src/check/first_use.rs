@@ -16,7 +16,7 @@ const PAGES: [&str; 2] = ["quickstart.md", "quickstart-cluster.md"];
 const NAME_CRIU: &str = "export PERMAFROST_CRIU=";
 
 /// Packages of Debian that the pages install. They are fetched before: the time of a download says nothing of the pages.
-const FETCHED: [&str; 3] = ["curl", "etcd-server", "procps"];
+const FETCHED: [&str; 2] = ["etcd-server", "procps"];
 
 /// Speed of typing that times are told for, characters in a minute: 40 words of five characters, that of an average
 /// typist of prose.
@@ -139,7 +139,7 @@ fn shell(pages: &[(&str, Typing)]) -> String {
             script += PAGE_OPENS;
         }
     }
-    script + "summary\n"
+    script + AGENT + "summary\n"
 }
 
 /// Begin of a line of the script's output; the milliseconds that a block took follow.
@@ -162,9 +162,17 @@ export PERMAFROST_CRIU="$CRIU"
 const PAGE_OPENS: &str = r#"
 place="the page"
 token=$(grep --extended-regexp --line-regexp '[^ ]{30,}' /packages/said | tail -n 1)
-curl --silent --fail http://127.0.0.1:7119/ui | grep '<html' >/dev/null
-curl --silent --fail --header "Authorization: Bearer $token" http://127.0.0.1:7119/v1/jobs | grep naps >/dev/null
+fetch() {
+  exec 3<>/dev/tcp/127.0.0.1/7119
+  printf 'GET %s HTTP/1.1\r\nHost: 127.0.0.1:7119\r\nConnection: close\r\nAuthorization: Bearer %s\r\n\r\n' "$1" "$token" >&3
+  cat <&3
+}
+fetch /ui | grep '<html' >/dev/null
+fetch /v1/jobs | grep naps >/dev/null
 "#;
+
+/// Has systemd start the agent by its unit, and dumps and restores through it.
+const AGENT: &str = include_str!("agent.sh");
 
 #[cfg(test)]
 mod tests {

@@ -71,6 +71,23 @@ systemctl restart permafrostd
 permafrost status --wait 60s >/dev/null
 restore restarted
 
+# The next release: the same files under another version. The daemon is restarted, and has what it had.
+newer=/packages/newer
+mkdir "$newer"
+for package in /packages/*.deb; do
+  dpkg-deb --raw-extract "$package" "$newer/tree"
+  sed -i '/^Version:/s/$/+next/; /^Depends:/s/(= \([^)]*\))/(= \1+next)/' "$newer/tree/DEBIAN/control"
+  dpkg-deb --build -Znone "$newer/tree" "$newer" >/dev/null
+  rm -r "$newer/tree"
+done
+permafrost dump --pid "$task" --job upgraded
+before=$(daemon)
+dpkg --install "$newer"/*.deb >/dev/null
+must_be "the version after an upgrade" "$(dpkg-query --show --showformat '${Version}' permafrostd | sed 's/.*+//')" next
+test "$(daemon)" != "$before" || fail "the daemon of before runs on after an upgrade"
+permafrost status --wait 60s >/dev/null
+restore upgraded
+
 kill -9 "$task"
 systemctl stop permafrostd
 must_be "the result of the service" "$(property Result)" success

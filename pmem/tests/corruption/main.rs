@@ -3,20 +3,22 @@
 
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 
+mod journal;
+mod roots;
+
 use std::fs::Permissions;
 use std::mem::offset_of;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 
 use permafrost_pmem::layout::{
     FORMAT_VERSION, NodeHeader, RECORD_BYTES, ROOT_MAGIC, SEGMENT_MAGIC, SUPERBLOCK_MAGIC,
-    SegmentHeader, SlotEntry, Superblock,
+    SlotEntry, Superblock,
 };
 use permafrost_pmem::sim::{SimMedium, mix};
 use permafrost_pmem::{
-    CheckpointId, FormatOptions, JournalFault, MapRoot, MapStats, Medium, OpenError, OpenOptions,
-    PAGE_SIZE, PageError, RecoverOptions, RecoveryReport, Region, RunKind, SealError, ShadowError,
-    SuperblockFault, open_medium,
+    CheckpointId, FormatOptions, MapRoot, Medium, OpenError, OpenOptions, PAGE_SIZE, PageError,
+    RecoveryReport, Region, RunKind, SuperblockFault, open_medium,
 };
 
 const FORMAT: FormatOptions = FormatOptions {
@@ -423,274 +425,10 @@ fn a_flipped_bit_in_segment_headers_or_maps_is_never_wrong_data() {
     }
 }
 
-#[test]
-fn a_journal_damaged_in_the_middle_is_not_taken_for_a_torn_one() {
-    let (image, _) = sealed();
-    // Header, two seals, attributes.
-    let damaged = |n: usize| {
-        let mut image = image.clone();
-        copies(n).into_iter().for_each(|at| image[at + 20] ^= 1);
-        image
-    };
-    let damage = |n: usize| open(&damaged(n)).map(|(_, report)| report);
-    let refused_writes = |n: usize| {
-        let (region, _) = open(&damaged(n)).unwrap();
-        assert!(
-            region.failure().is_some()
-                && region
-                    .begin()
-                    .seal(CheckpointId::new(9), b"", None)
-                    .is_err()
-        );
-        let mut now = vec![0; CAPACITY];
-        region.medium().read(0, &mut now).unwrap();
-        assert!(now == damaged(n), "written to");
-        (ids(&region), region.journal_damage().unwrap().clone())
-    };
-    let hole = |record| JournalFault::Hole {
-        record,
-        later: record + 1,
-    };
-    // The header: all records are there. The first seal: later checkpoints remain. The second: its id is known
-    // nevertheless, as its attributes were set.
-    let (found, damage_found) = refused_writes(0);
-    assert_eq!(
-        (found, damage_found.faults),
-        (vec![1, 2], vec![JournalFault::Header])
-    );
-    let (found, damage_found) = refused_writes(1);
-    assert_eq!((found, damage_found.faults), (vec![2], vec![hole(1)]));
-    let (found, damage_found) = refused_writes(2);
-    assert_eq!((found, damage_found.faults), (vec![1], vec![hole(2)]));
-    assert_eq!(damage_found.checkpoints_lost, [CheckpointId::new(2)]);
-    // The last record cannot be distinguished from one that a crash tore in both copies.
-    assert!(damage(3).unwrap().torn_record);
-    // One copy is enough, and is repaired.
-    for at in copies(3) {
-        let mut one = image.clone();
-        one[at + 20] ^= 1;
-        let (region, report) = open(&one).unwrap();
-        assert_eq!((report.records_repaired, report.torn_record), (1, false));
-        let mut repaired = [0; RECORD_BYTES];
-        region.medium().read(at as u64, &mut repaired).unwrap();
-        assert_eq!(repaired, image[at..at + RECORD_BYTES]);
-    }
-}
-
-#[test]
-fn all_of_a_page_of_the_journal_may_be_damaged() {
-    let (image, roots) = sealed();
-    for page in JOURNAL.step_by(PAGE_SIZE) {
-        let mut damaged = image.clone();
-        for (n, byte) in damaged[page..page + PAGE_SIZE].iter_mut().enumerate() {
-            *byte = mix(n as u64) as u8;
-        }
-        let (region, _) = open(&damaged).unwrap();
-        assert!(check(&region, &roots) && region.failure().is_none());
-        // Whole again.
-        let mut repaired = vec![0; CAPACITY];
-        region.medium().read(0, &mut repaired).unwrap();
-        for at in [0, 1, 2, 3].map(copies).concat() {
-            assert!(repaired[at..at + RECORD_BYTES] == image[at..at + RECORD_BYTES]);
-        }
-    }
-}
-
 fn ids(region: &Region) -> Vec<u128> {
     region
         .checkpoints()
         .iter()
         .map(|c| c.id().value())
         .collect()
-}
-
-#[test]
-fn a_damaged_journal_is_left_behind_when_the_loss_is_accepted() {
-    let (mut image, _) = sealed();
-    for at in copies(1) {
-        image[at..at + RECORD_BYTES].fill(0xa5);
-    }
-    let medium = Arc::new(SimMedium::from_image(&image));
-    let options = RecoverOptions::default().accept_loss(true);
-    let (region, _) = Region::open_with(Arc::clone(&medium) as Arc<dyn Medium>, options).unwrap();
-    assert_eq!(region.journal_damage().unwrap().records_lost, 1);
-    region
-        .begin()
-        .seal(CheckpointId::new(9), b"", None)
-        .unwrap();
-    // Whole again, whatever comes: the damaged half is left, and a full journal comes back to it.
-    for id in 100..200 {
-        let sealed = region.begin().seal(CheckpointId::new(id), b"", None);
-        sealed.unwrap();
-        region.delete(CheckpointId::new(id)).unwrap();
-    }
-    let (region, _) = open(&medium.image()).unwrap();
-    assert_eq!(region.journal_damage(), None);
-    assert_eq!(ids(&region), [2, 9]);
-}
-
-/// Returns the image with both copies of a checkpoint's root damaged.
-fn root_lost(image: &[u8], id: usize) -> Vec<u8> {
-    let mut damaged = image.to_vec();
-    for at in (0..CAPACITY)
-        .step_by(PAGE_SIZE)
-        .filter(|&at| image[at..].starts_with(&ROOT_MAGIC))
-        .skip(2 * (id - 1))
-        .take(2)
-    {
-        damaged[at + 8] ^= 1;
-    }
-    damaged
-}
-
-#[test]
-fn a_root_damaged_in_both_copies_costs_its_checkpoint_only() {
-    let (image, _) = sealed();
-    let (region, report) = open(&root_lost(&image, 1)).unwrap();
-    assert_eq!((report.checkpoints, report.damaged), (1, 1));
-    assert_eq!(ids(&region), [2]);
-    let damaged = region.damaged();
-    assert_eq!(damaged[0].id, CheckpointId::new(1));
-    assert!(matches!(*damaged[0].reason, OpenError::RootCorrupt { id, .. } if id == damaged[0].id));
-    // It is still listed at the next open, and by a compaction.
-    for id in 100..150 {
-        let sealed = region.begin().seal(CheckpointId::new(id), b"", None);
-        sealed.unwrap();
-        region.delete(CheckpointId::new(id)).unwrap();
-    }
-    assert!(matches!(
-        region.begin().seal(damaged[0].id, b"", None),
-        Err(SealError::Exists { .. })
-    ));
-    region.close().unwrap();
-    let mut image = vec![0; CAPACITY];
-    region.medium().read(0, &mut image).unwrap();
-    let (region, _) = open(&image).unwrap();
-    assert_eq!(region.damaged()[0].id, CheckpointId::new(1));
-    region.delete(CheckpointId::new(1)).unwrap();
-    assert!(region.damaged().is_empty());
-    region
-        .begin()
-        .seal(CheckpointId::new(1), b"", None)
-        .unwrap();
-    assert_eq!(ids(&region), [2, 1]);
-}
-
-#[test]
-fn what_may_belong_to_a_damaged_root_is_not_overwritten_before_it_is_deleted() {
-    let (image, _) = sealed();
-    // The second checkpoint's root: pages that the first one has are the first one's.
-    let damaged = root_lost(&image, 2);
-    let (region, report) = open(&damaged).unwrap();
-    assert!(report.withheld_bytes > 0);
-    let mut shadow = region.begin();
-    let full = loop {
-        let mut map = shadow.map();
-        let pages: Vec<u8> = (0..64).flat_map(|n| page(1000 + n)).collect();
-        if let Err(error) = shadow.append(&mut map, 0, 0, &pages, None) {
-            break error;
-        }
-    };
-    assert!(matches!(full, ShadowError::Full { .. }), "{full}");
-    drop(shadow);
-    let free_before = region.usage().free_bytes;
-    let mut now = vec![0; CAPACITY];
-    region.medium().read(0, &mut now).unwrap();
-    let used = |at: usize| image[at..].starts_with(&SEGMENT_MAGIC);
-    for at in (64 << 10..CAPACITY)
-        .step_by(64 << 10)
-        .filter(|&at| used(at))
-    {
-        assert!(now[at..at + (64 << 10)] == damaged[at..at + (64 << 10)]);
-    }
-    region.delete(CheckpointId::new(2)).unwrap();
-    assert_eq!(
-        region.usage().free_bytes,
-        free_before + report.withheld_bytes
-    );
-}
-
-/// Dumps the content of checkpoint 2, compared with it, as checkpoint 3, and reads that back whole.
-fn child_of_damaged(image: &[u8], roots: &[MapRoot; 2]) -> MapStats {
-    let (region, _) = open(image).unwrap();
-    let parent = region.checkpoint(CheckpointId::new(2)).unwrap();
-    let mut cursor = parent.map(&roots[1]).cursor();
-    let mut shadow = region.begin();
-    let mut map = shadow.map();
-    let salt = |index| if index % 4 == 0 { index + 200 } else { index };
-    for index in 0..PAGES {
-        let page = page(salt(index));
-        shadow
-            .append(&mut map, index, 0, &page, Some(&mut cursor))
-            .unwrap();
-    }
-    let (root, stats) = shadow.finish(map).unwrap();
-    let child = shadow.seal(CheckpointId::new(3), b"", None).unwrap();
-    let map = child.map(&root);
-    let mut next = 0;
-    for run in map.runs().map(Result::unwrap) {
-        assert_eq!(run.first_index, next);
-        next = run.end_index();
-        let bytes = map.read(&run).unwrap();
-        for (bytes, index) in bytes.chunks(PAGE_SIZE).zip(run.first_index..) {
-            assert!(bytes == page(salt(index)), "page {index}");
-        }
-    }
-    assert_eq!(next, PAGES);
-    assert_eq!(stats.parent + stats.stored, PAGES);
-    stats
-}
-
-#[test]
-fn a_damaged_parent_costs_a_compared_child_space_only() {
-    let (image, roots) = sealed();
-    let whole = child_of_damaged(&image, &roots);
-    assert_eq!((whole.parent, whole.parent_damaged), (PAGES, 0));
-
-    let (region, _) = open(&image).unwrap();
-    let parent = region.checkpoint(CheckpointId::new(2)).unwrap();
-    let run = parent.map(&roots[1]).lookup(5).unwrap().unwrap();
-    let RunKind::Stored { location, .. } = run.kind else {
-        panic!("{run:?}")
-    };
-    let at =
-        (location.value() * PAGE_SIZE as u64 + (5 - run.first_index) * PAGE_SIZE as u64) as usize;
-
-    // A damaged page: stored again, and only that one.
-    let mut damaged = image.clone();
-    damaged[at + 77] ^= 4;
-    let stats = child_of_damaged(&damaged, &roots);
-    assert_eq!((stats.stored, stats.parent_damaged), (1, 1));
-
-    // Its segment's checksums: the map has them, too.
-    let mut damaged = image.clone();
-    let (segment, place) = (at & !0xffff, at % (64 << 10) / PAGE_SIZE);
-    damaged[segment + offset_of!(SegmentHeader, crcs) + 4 * place] ^= 4;
-    let (region, _) = open(&damaged).unwrap();
-    let parent = region.checkpoint(CheckpointId::new(2)).unwrap();
-    let map = parent.map(&roots[1]);
-    map.read(&run).unwrap();
-    assert!(run.pages == 1 || map.read_range(&run, run.first_index, 1).is_err());
-    assert!(map.check_checksums(&run).is_err());
-
-    // The map's topmost node: all pages, and a hole is refused.
-    let root = roots[1].to_bytes();
-    let node = u64::from_le_bytes(root[..8].try_into().unwrap()) as usize * PAGE_SIZE
-        + usize::from(u16::from_le_bytes([root[12], root[13]]));
-    let mut damaged = image;
-    damaged[node + 60] ^= 4;
-    let stats = child_of_damaged(&damaged, &roots);
-    assert_eq!((stats.stored, stats.parent_damaged), (PAGES, PAGES));
-    let (region, _) = open(&damaged).unwrap();
-    let parent = region.checkpoint(CheckpointId::new(2)).unwrap();
-    let mut shadow = region.begin();
-    let mut map = shadow.map();
-    let refused = shadow.reference(&mut map, 5, 1, &mut parent.map(&roots[1]).cursor());
-    assert!(
-        matches!(
-            refused,
-            Err(ShadowError::Corrupt(PageError::MapCorrupt { .. }))
-        ),
-        "{refused:?}"
-    );
 }
