@@ -46,10 +46,10 @@ fn on(socket: &str, arguments: &[&str]) -> Value {
 /// A playground in the background. It is killed when dropped.
 struct Playground {
     child: Child,
-    /// The object that it printed.
+    /// The object that it printed first.
     shown: Value,
-    /// Objects that it prints when a process ends.
-    ends: mpsc::Receiver<Value>,
+    /// Objects that it prints.
+    printed: mpsc::Receiver<Value>,
 }
 
 impl Playground {
@@ -57,21 +57,31 @@ impl Playground {
         let mut child = permafrost(&["playground", "--nodes", "3", "--region-size", "64M"])
             .arg(directory)
             .env(etcd::ETCD, etcd)
+            // Meant for the daemon of this machine.
+            .env("PERMAFROSTD_REGION", "/no/such/directory/region")
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut objects = serde_json::Deserializer::from_reader(child.stdout.take().unwrap())
-            .into_iter::<Value>();
-        let Some(Ok(shown)) = objects.next() else {
-            panic!("it printed no object");
-        };
-        let (send, ends) = mpsc::channel();
+        let objects = serde_json::Deserializer::from_reader(child.stdout.take().unwrap());
+        let (send, printed) = mpsc::channel();
         thread::spawn(move || {
-            for object in objects.map_while(Result::ok) {
+            for object in objects.into_iter().map_while(Result::ok) {
                 let _ = send.send(object);
             }
         });
-        Self { child, shown, ends }
+        let shown = Value::Null;
+        let mut playground = Self {
+            child,
+            shown,
+            printed,
+        };
+        playground.shown = playground.next();
+        playground
+    }
+
+    /// Returns the next object that it prints.
+    fn next(&self) -> Value {
+        self.printed.recv_timeout(LIMIT).unwrap()
     }
 
     fn socket(&self, node: usize) -> &str {
@@ -112,7 +122,6 @@ impl Drop for Playground {
 /// Returns etcd and a directory on a disk, unless `test` is skipped.
 fn site(test: &str) -> Option<(PathBuf, tempfile::TempDir)> {
     let etcd = etcd::for_test(test)?;
-    criu::for_test(test)?;
     process::adopt_orphans().unwrap();
     Some((etcd, tempfile::tempdir().unwrap()))
 }
@@ -128,12 +137,17 @@ fn it_is_a_cluster_that_ends_with_the_command_and_goes_on_with_the_next() {
     let Some((etcd, work)) = site("it_is_a_cluster_that_ends_with_the_command") else {
         return;
     };
-    let directory = work.path().join("try");
+    if criu::for_test("it_is_a_cluster_that_ends_with_the_command").is_none() {
+        return;
+    }
+    let directory = work.path().join("try it");
     let mut playground = Playground::start(&directory, &etcd);
-    let listed = on(playground.socket(0), &["node", "ls"]);
-    let nodes = listed["nodes"].as_array().unwrap();
-    assert_eq!(nodes.len(), 3, "{listed}");
-    assert!(nodes.iter().all(|node| node["live"] == true), "{listed}");
+    process::wait_for("three nodes that live", LIMIT, || {
+        let listed = on(playground.socket(0), &["node", "ls"]);
+        let nodes = listed["nodes"].as_array().unwrap().iter();
+        Ok((nodes.filter(|node| node["live"] == true).count() == 3).then_some(()))
+    })
+    .unwrap();
 
     // A second one in its directory is refused, and changes nothing.
     let second = permafrost(&["playground"])
@@ -152,16 +166,19 @@ fn it_is_a_cluster_that_ends_with_the_command_and_goes_on_with_the_next() {
         &["dump", "--pid", &pid, "--job", "naps"],
     );
     workload.wait_until_gone().unwrap();
-    let holders = on(playground.socket(2), &["ls", "naps"]);
-    let nodes = holders["checkpoints"][0]["nodes"].as_array().unwrap();
-    assert_eq!(nodes.len(), 2, "{holders}");
+    process::wait_for("two copies", LIMIT, || {
+        let listed = on(playground.socket(2), &["ls", "naps"]);
+        let holders = listed["checkpoints"][0]["nodes"].as_array();
+        Ok(holders.is_some_and(|nodes| nodes.len() == 2).then_some(()))
+    })
+    .unwrap();
     on(playground.socket(2), &["restore", "naps"]);
     let after = workload.verify().unwrap();
     assert_eq!(after.checksum_found, before.checksum_found);
 
     // A node that dies is reported; the others go on.
     process::signal(playground.pids()[1], Signal::KILL).unwrap();
-    let end = playground.ends.recv_timeout(LIMIT).unwrap();
+    let end = playground.next();
     assert_eq!(end["ended"], "node b", "{end}");
     assert_eq!(end["status"], "signal: 9 (SIGKILL)", "{end}");
     on(playground.socket(0), &["show", "naps"]);
@@ -221,4 +238,20 @@ fn what_it_cannot_use_is_refused() {
     let named = ["--permafrostd", "/no/such/permafrostd"];
     refused(&run(&named, &etcd), 3, "/no/such/permafrostd is not there");
     assert!(!work.path().join("other").exists());
+
+    // A run that is interrupted while it starts leaves a directory that the next one takes.
+    let mut interrupted = permafrost(&["playground", "new"])
+        .current_dir(work.path())
+        .env(etcd::ETCD, &etcd)
+        .spawn()
+        .unwrap();
+    process::wait_for("the beginning of its start", LIMIT, || {
+        Ok(work.path().join("new/ca").exists().then_some(()))
+    })
+    .unwrap();
+    process::signal(interrupted.id(), Signal::INT).unwrap();
+    assert_eq!(interrupted.wait().unwrap().code(), Some(130));
+    let mut next = Playground::start(&work.path().join("new"), &etcd);
+    process::signal(next.child.id(), Signal::TERM).unwrap();
+    assert_eq!(next.ended(), Some(0));
 }

@@ -32,9 +32,19 @@ pub(super) fn command(program: &Path) -> Command {
     command
 }
 
-/// Returns a command like [`command`] for a program that ends with the benchmark, however the benchmark ends.
+/// Returns a command like [`command`] for an etcd or a permafrostd that ends with this process, however this ends. It
+/// gets no variables that are meant for those of this machine.
 pub(super) fn guarded(program: &Path) -> Result<Command, Failure> {
     let mut command = command(&own_program()?);
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["ETCD_", "PERMAFROSTD_", "NOTIFY_SOCKET"]
+            .iter()
+            .any(|prefix| text.starts_with(prefix))
+        {
+            command.env_remove(&name);
+        }
+    }
     command
         .args(["bench", "guard", "--parent"])
         .arg(std::process::id().to_string())

@@ -1,5 +1,6 @@
 //! A `permafrostd` that a command of this crate starts, and what its start takes.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -88,18 +89,29 @@ pub(super) fn wait_for(
 
 /// Ends a permafrostd as its operator would, and waits for it.
 pub(super) fn stop(child: &mut Child) -> Result<(), Failure> {
+    stop_all(&mut [child], &|| false)
+}
+
+/// Ends several at once. They are killed once `is_impatient` returns true, or after [`PATIENCE`].
+pub(super) fn stop_all(
+    children: &mut [&mut Child],
+    is_impatient: &dyn Fn() -> bool,
+) -> Result<(), Failure> {
     let failed =
         |error: std::io::Error| Failure::new(Code::Internal, format!("stop permafrostd: {error}"));
-    if child.try_wait().map_err(failed)?.is_some() {
-        return Ok(());
-    }
-    machine::signal(child.id(), Signal::TERM);
-    let start = Instant::now();
-    while child.try_wait().map_err(failed)?.is_none() {
-        if start.elapsed() > PATIENCE {
-            child.kill().map_err(failed)?;
+    for child in &mut *children {
+        if child.try_wait().map_err(failed)?.is_none() {
+            machine::signal(child.id(), Signal::TERM);
         }
-        thread::sleep(POLL);
+    }
+    let start = Instant::now();
+    for child in children {
+        while child.try_wait().map_err(failed)?.is_none() {
+            if start.elapsed() > PATIENCE || is_impatient() {
+                child.kill().map_err(failed)?;
+            }
+            thread::sleep(POLL);
+        }
     }
     Ok(())
 }
@@ -110,7 +122,7 @@ pub(super) fn stop(child: &mut Child) -> Result<(), Failure> {
 /// The directory has something else; another one uses it.
 pub(super) fn lock_directory(path: &Path, user: &str) -> Result<File, Failure> {
     let failed = |error: std::io::Error| Failure::io("use", path, &error);
-    let lock_path = path.join("lock");
+    let lock_path = path.join(format!("{user}.lock"));
     let existed = path.exists();
     permafrost_criu::scratch::create_private(path).map_err(failed)?;
     if existed && !lock_path.exists() && fs::read_dir(path).map_err(failed)?.next().is_some() {
@@ -118,7 +130,7 @@ pub(super) fn lock_directory(path: &Path, user: &str) -> Result<File, Failure> {
             Code::Conflict,
             format!("{} is there and not a {user}'s", path.display()),
         )
-        .hint("name another directory"));
+        .hint("name another directory, which is made if it is not there"));
     }
     let lock = File::create(&lock_path).map_err(failed)?;
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
@@ -131,6 +143,9 @@ pub(super) fn lock_directory(path: &Path, user: &str) -> Result<File, Failure> {
 }
 
 /// Runs a command of `permafrost` that asks no node, and returns its JSON object.
-pub(super) fn offline(interrupts: &Interrupts, arguments: &[&str]) -> Result<Value, Failure> {
+pub(super) fn offline<A: AsRef<OsStr>>(
+    interrupts: &Interrupts,
+    arguments: &[A],
+) -> Result<Value, Failure> {
     child::permafrost(interrupts, Path::new("/nonexistent"), arguments)
 }

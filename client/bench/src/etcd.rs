@@ -17,7 +17,8 @@ const READY: Duration = Duration::from_secs(60);
 
 /// Returns the path of etcd: `PERMAFROST_ETCD`, or the program on PATH.
 pub(super) fn find() -> Result<PathBuf, String> {
-    if let Some(named) = std::env::var_os("PERMAFROST_ETCD").map(PathBuf::from) {
+    let named = std::env::var_os("PERMAFROST_ETCD").filter(|named| !named.is_empty());
+    if let Some(named) = named.map(PathBuf::from) {
         // Without a slash it is looked up in PATH when it is started.
         if named.components().count() > 1 && !named.is_file() {
             return Err(format!(
@@ -31,10 +32,7 @@ pub(super) fn find() -> Result<PathBuf, String> {
     std::env::split_paths(&directories)
         .map(|directory| directory.join("etcd"))
         .find(|path| path.is_file())
-        .ok_or_else(|| {
-            "several nodes need etcd as their registry, and there is none in PATH (nor PERMAFROST_ETCD)"
-                .to_owned()
-        })
+        .ok_or_else(|| "there is no etcd in PATH, and PERMAFROST_ETCD names none".to_owned())
 }
 
 /// A running etcd of one member on loopback. It is killed when it is dropped, which its data withstands.
@@ -75,12 +73,6 @@ impl Etcd {
             .args(["--logger", "zap", "--log-level", "info"])
             .stdout(log.try_clone().map_err(failed)?)
             .stderr(log);
-        for (name, _) in std::env::vars_os() {
-            // Removes variables that are meant for this machine's own etcd.
-            if name.to_string_lossy().starts_with("ETCD_") {
-                command.env_remove(name);
-            }
-        }
         let mut etcd = Self {
             child: command.spawn().map_err(failed)?,
             port,

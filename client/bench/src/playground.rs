@@ -3,6 +3,7 @@
 //! The directory has a CA, the data of etcd, and for each node a directory with its certificate, its data, its log and
 //! its sockets. All processes end with the command. What the nodes store stays, and the next run goes on with it.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -24,8 +25,9 @@ use super::{child, daemon, machine};
 /// Help text behind the options of `permafrost playground`.
 pub const PLAYGROUND_EXAMPLES: &str = "\
 It runs until Ctrl-C, and needs etcd. Each node has its control socket at DIR/NAME/control.sock, for --socket or \
-PERMAFROST_SOCKET, and its log at DIR/NAME/log. The next run with the same DIR goes on with what the nodes store; without \
-them DIR can be removed. All nodes are on this machine and its disk: this is no place for checkpoints that matter.
+PERMAFROST_SOCKET, and its log at DIR/NAME/log. The next run with the same DIR goes on with what its nodes store. Remove \
+DIR when you no longer need its checkpoints. All nodes are on this machine and its disk: keep no checkpoint here that \
+matters.
 
 Examples:
     permafrost playground                                      # three nodes, two copies, in ./playground
@@ -36,21 +38,27 @@ Examples:
 /// Copies of each checkpoint where none are given.
 const COPIES: u8 = 2;
 
+/// Largest number of nodes.
+const MOST_NODES: u8 = 9;
+
+/// Size of a new region where none is given, bytes.
+const REGION_BYTES: u64 = 1 << 30;
+
 /// Arguments of `permafrost playground`.
 #[derive(Debug, Args)]
 pub struct PlaygroundArguments {
-    /// Directory of the cluster; made if there is none.
+    /// Directory of the cluster, which is made if it is not there; otherwise empty and of mode 0700, or an earlier run's.
     #[arg(value_name = "DIR", default_value = "playground")]
     directory: PathBuf,
     /// Number of nodes, up to 9. They are named a, b, c and so on.
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = RangedU64ValueParser::<u8>::new().range(1..=9))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = RangedU64ValueParser::<u8>::new().range(1..=MOST_NODES.into()))]
     nodes: u8,
     /// Copies of each checkpoint [default: 2, or 1 for one node].
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<u8>::new().range(1..=9))]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<u8>::new().range(1..=MOST_NODES.into()))]
     copies: Option<u8>,
-    /// Size of each node's region.
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
-    region_size: u64,
+    /// Size of the regions of new nodes [default: 1G].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    region_size: Option<u64>,
     /// permafrostd program [default: the one next to this program, or that of the package].
     #[arg(long, value_name = "PATH")]
     permafrostd: Option<PathBuf>,
@@ -112,12 +120,20 @@ struct Node {
     ready: String,
 }
 
+impl Running {
+    /// Stops the nodes; kills them at a second interrupt.
+    fn stop(&mut self, interrupts: &Interrupts) -> Result<(), Failure> {
+        let before = interrupts.count();
+        let is_impatient = || interrupts.count() > before;
+        let mut children: Vec<_> = self.nodes.iter_mut().map(|node| &mut node.child).collect();
+        daemon::stop_all(&mut children, &is_impatient)
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
-        for node in &mut self.nodes {
-            // One that has ended already was reported.
-            let _ = daemon::stop(&mut node.child);
-        }
+        // After an error, which is the one to report.
+        let _ = self.stop(&Interrupts::none());
     }
 }
 
@@ -129,11 +145,14 @@ pub fn playground(context: &Context, arguments: &PlaygroundArguments) -> Result<
     let interrupts = Interrupts::install()?;
     let site = Site::prepare(arguments)?;
     context.remark("starting etcd and the nodes");
+    site.remark_what_is_left_out(context, arguments);
     let token = site.new_token(&interrupts)?;
     let mut running = site.start(&interrupts)?;
     context.print(&site.describe(&running, token), human_playground)?;
     context.remark("it runs until Ctrl-C; the next run goes on with what is stored");
-    supervise(context, &site, &mut running, &interrupts)
+    supervise(context, &site, &mut running, &interrupts)?;
+    context.remark("stopping the nodes; a second Ctrl-C kills them");
+    running.stop(&interrupts)
 }
 
 /// Waits for an interrupt, and reports what ends before.
@@ -216,11 +235,9 @@ impl Site {
             directory,
             etcd,
             permafrostd,
-            names: (b'a'..b'a' + nodes)
-                .map(|letter| char::from(letter).to_string())
-                .collect(),
+            names: names().take(usize::from(nodes)).collect(),
             copies,
-            region_bytes: arguments.region_size,
+            region_bytes: arguments.region_size.unwrap_or(REGION_BYTES),
             _lock: lock,
         };
         site.check_room()?;
@@ -229,7 +246,7 @@ impl Site {
 
     /// Checks that the regions which are not there yet have room.
     fn check_room(&self) -> Result<(), Failure> {
-        let is_new = |name: &&String| !self.node(name).join("data/region").exists();
+        let is_new = |name: &&String| !self.has_region(name);
         let new = self.names.iter().filter(is_new).count() as u64;
         let wanted_bytes = new.saturating_mul(self.region_bytes);
         let free_bytes = machine::free_bytes(&self.directory);
@@ -248,6 +265,27 @@ impl Site {
         .hint("give a smaller --region-size, fewer --nodes, or another directory"))
     }
 
+    fn has_region(&self, name: &str) -> bool {
+        self.node(name).join("data/region").exists()
+    }
+
+    /// Prints which options and nodes of an earlier run are left out.
+    fn remark_what_is_left_out(&self, context: &Context, arguments: &PlaygroundArguments) {
+        if arguments.region_size.is_some() && self.names.iter().any(|name| self.has_region(name)) {
+            context.remark(
+                "--region-size is for new nodes; the regions of the others keep their size",
+            );
+        }
+        let others = names().skip(self.names.len());
+        let others: Vec<_> = others.filter(|name| self.has_region(name)).collect();
+        if !others.is_empty() {
+            let others = others.join(", ");
+            context.remark(&format!(
+                "the directory also has {others}, which are not started: give more --nodes"
+            ));
+        }
+    }
+
     fn node(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
@@ -262,8 +300,10 @@ impl Site {
 
     fn start(&self, interrupts: &Interrupts) -> Result<Running, Failure> {
         let ca = self.ca();
-        if !ca.exists() {
-            daemon::offline(interrupts, &["pki", "init", "--dir", &ca.to_string_lossy()])?;
+        if !ca.join("ca.pem").exists() {
+            // A run that was killed may have left a part of it.
+            let line = ["pki", "init", "--force", "--dir"].map(OsStr::new);
+            daemon::offline(interrupts, &[&line[..], &[ca.as_os_str()]].concat())?;
         }
         let etcd = Etcd::start(&self.etcd, &self.etcd_directory(), interrupts)?;
         let nodes = Vec::new();
@@ -286,14 +326,26 @@ impl Site {
         permafrost_criu::scratch::create_private(&home)
             .map_err(|error| Failure::io("create", &home, &error))?;
         let identity = home.join("identity");
-        if !identity.exists() {
-            let (ca, out) = (self.ca(), identity.to_string_lossy());
-            let ca = ca.to_string_lossy();
-            let order = ["--name", name, "--role", "node", "--host", "127.0.0.1"];
-            let mut line = vec!["pki", "issue", "--dir", &*ca, "--out", &*out];
-            line.extend(order);
-            daemon::offline(interrupts, &line)?;
-        }
+        // Anew at each run: no certificate is valid for ever.
+        let line = [
+            "pki",
+            "issue",
+            "--force",
+            "--name",
+            name,
+            "--role",
+            "node",
+            "--host",
+            "127.0.0.1",
+            "--dir",
+        ];
+        let paths = [
+            self.ca().into_os_string(),
+            "--out".into(),
+            identity.clone().into(),
+        ];
+        let line: Vec<_> = line.map(OsString::from).into_iter().chain(paths).collect();
+        daemon::offline(interrupts, &line)?;
         let log_path = home.join("log");
         let log = File::options().create(true).append(true).open(&log_path);
         let mut command = child::guarded(&self.permafrostd)?;
@@ -303,7 +355,6 @@ impl Site {
             .arg(home.join("data"))
             .arg("--run-dir")
             .arg(&home)
-            .args(["--region-size", &self.region_bytes.to_string()])
             .arg("--identity")
             .arg(&identity)
             .args(["--listen-peers", "127.0.0.1:0", "--catalog", catalog])
@@ -312,6 +363,9 @@ impl Site {
             .arg(self.tokens())
             .stdout(Stdio::piped())
             .stderr(log.map_err(|error| Failure::io("create", &log_path, &error))?);
+        if !self.has_region(name) {
+            command.args(["--region-size", &self.region_bytes.to_string()]);
+        }
         if machine::is_tmpfs(&self.directory) {
             // No copy here outlives the machine anyway.
             command.arg("--count-volatile-copies");
@@ -334,9 +388,16 @@ impl Site {
             }
             _ => {}
         }
-        let path = path.to_string_lossy();
-        let mut line = vec!["token", "new", "--name", "playground", "--scopes", "read"];
-        line.extend(["--add-to", &*path]);
+        let line = [
+            "token",
+            "new",
+            "--name",
+            "playground",
+            "--scopes",
+            "read",
+            "--add-to",
+        ];
+        let line = [&line.map(OsStr::new)[..], &[path.as_os_str()]].concat();
         let made = daemon::offline(interrupts, &line)?;
         Ok(made["token"].as_str().unwrap_or_default().to_owned())
     }
@@ -364,6 +425,11 @@ impl Site {
             log: home.join("log"),
         }
     }
+}
+
+/// Returns the names of nodes: a, b and so on.
+fn names() -> impl Iterator<Item = String> {
+    (b'a'..b'a' + MOST_NODES).map(|letter| char::from(letter).to_string())
 }
 
 /// Returns the value of `KEY=VALUE` in a line; empty if it is not there.

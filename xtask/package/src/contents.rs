@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::build::Binaries;
 use crate::deb::{Entry, Package};
@@ -29,14 +29,37 @@ const DIRECTORY: &str = "packaging";
 /// Path of the default configuration, and of its directory's other files.
 pub(super) const CONFIGURATION_FILE: &str = "etc/permafrost/permafrostd.toml";
 
-/// End of the default configuration: the page can be opened on this machine by whoever has a token. The file of tokens is
-/// made when the package is configured, and is empty.
-pub(super) const PAGE: &str = r#"
-# The page at http://127.0.0.1:7119/ui. It asks for a token:
-# permafrost token new --name NAME --scopes read --add-to /etc/permafrost/api-tokens
-listen-api = "127.0.0.1:7119"
-api-tokens = "/etc/permafrost/api-tokens"
-"#;
+/// Lines of the default configuration, and those in the package: the page can be opened on this machine by whoever has a
+/// token. The file of tokens is made when the package is configured, and is empty.
+pub(super) const PAGE: [(&str, &str); 2] = [
+    (
+        "#listen-api = \"ADDRESS:PORT\"\n",
+        "# Set by the package: the page is at http://127.0.0.1:7119/ui (https:// with `identity`).\n\
+         listen-api = \"127.0.0.1:7119\"\n",
+    ),
+    (
+        "#api-tokens = \"FILE\"\n",
+        "# Set by the package: permafrost token new --name NAME --scopes read --add-to FILE\n\
+         api-tokens = \"/etc/permafrost/api-tokens\"\n",
+    ),
+];
+
+/// Replaces lines of a configuration.
+///
+/// # Errors
+/// One of them is not there.
+pub(super) fn replace_lines<'a>(
+    mut configuration: String,
+    lines: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Result<String> {
+    for (from, to) in lines {
+        if !configuration.contains(from) {
+            bail!("the configuration has no line {from:?}");
+        }
+        configuration = configuration.replacen(from, to, 1);
+    }
+    Ok(configuration)
+}
 
 /// Directory of the pages of the book. Alerts name it.
 const PAGES: &str = "usr/share/doc/permafrostd";
@@ -219,7 +242,8 @@ impl Sources<'_> {
                 .env_clear()
                 .arg("--print-default-config"),
         )?;
-        entries.push(Entry::file(CONFIGURATION_FILE, configuration + PAGE));
+        let configuration = replace_lines(configuration, PAGE)?;
+        entries.push(Entry::file(CONFIGURATION_FILE, configuration));
         for (path, name) in [
             (
                 "usr/lib/systemd/system/permafrostd.service",
@@ -315,6 +339,7 @@ mod tests {
     const PROGRAM: &str = r#"#!/bin/sh
 case "$*" in
   *"man --to "*) for last in "$@"; do :; done; mkdir -p "$last"; echo page >"$last/$(basename "$0").1" ;;
+  --print-default-config) printf '#listen-api = "ADDRESS:PORT"\n#api-tokens = "FILE"\n' ;;
   *) echo "$*" ;;
 esac
 "#;
@@ -481,5 +506,16 @@ esac
         assert!(text.starts_with(&first), "{text}");
         let last = format!("\n\n -- {MAINTAINER}  Thu, 01 Jan 1970 00:00:00 +0000\n");
         assert!(text.ends_with(&last), "{text}");
+    }
+
+    #[test]
+    fn the_page_of_the_package_is_taken_out_again_for_the_image() {
+        let default = format!("a = 1\n{}b = 2\n{}", PAGE[0].0, PAGE[1].0);
+        let packaged = replace_lines(default.clone(), PAGE).unwrap();
+        assert!(packaged.contains("\nlisten-api = \"127.0.0.1:7119\"\nb = 2\n"));
+        assert!(!packaged.contains("#listen-api"));
+        let back = replace_lines(packaged, PAGE.map(|(from, to)| (to, from))).unwrap();
+        assert_eq!(back, default);
+        assert!(replace_lines("a = 1\n".to_owned(), PAGE).is_err());
     }
 }

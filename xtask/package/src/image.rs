@@ -14,7 +14,7 @@ use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 
 use crate::archive::{Archive, compress};
-use crate::contents::{CONFIGURATION_FILE, PAGE};
+use crate::contents::{CONFIGURATION_FILE, PAGE, replace_lines};
 use crate::{BuildHost, SUITE, files, hex_of, succeed, timestamp};
 
 /// Packages whose files are in the image, with what they depend on: the libraries that the programs load.
@@ -107,9 +107,8 @@ pub(super) fn make(
     // Nobody outside of a container reaches its loopback, and no script of the package makes the file of tokens.
     let path = ours.join(CONFIGURATION_FILE);
     let text = fs::read_to_string(&path).context("read the configuration")?;
-    let without = text.strip_suffix(PAGE);
-    fs::write(&path, without.context("the configuration has no page")?)
-        .context("write the configuration")?;
+    let without = replace_lines(text, PAGE.map(|(from, to)| (to, from)))?;
+    fs::write(&path, without).context("write the configuration")?;
     let mut first = Archive::new(epoch);
     first.tree(&of_debian, "", is_wanted)?;
     let mut second = Archive::new(epoch);
