@@ -65,6 +65,7 @@ impl<T: Copy> Figure<T> {
     /// # Errors
     ///
     /// [`Missing`]: why there is none.
+    #[inline]
     pub const fn known(&self) -> Result<Estimate<T>, Missing> {
         match self {
             Self::Known(estimate) => Ok(*estimate),
@@ -88,6 +89,7 @@ impl<T> From<Missing> for Figure<T> {
 impl Estimate<Bytes> {
     /// Returns the time that these bytes take at `rate`: the median at the median rate, the 95th percentile at the
     /// slow rate. A large size and a slow rate may well coincide, so their 95th percentiles are not averaged out.
+    #[inline]
     #[must_use]
     pub fn at(&self, rate: &Estimate<BytesPerSecond>) -> Estimate<Seconds> {
         Estimate {

@@ -28,7 +28,7 @@ pub use suspend::{checkpoint, in_memory};
 pub use task::{TaskFigures, TaskResources};
 pub use without::{kill, rollback, wait};
 
-pub(crate) use suspend::{checkpoint_behind, in_memory_as};
+pub(crate) use suspend::{DumpWait, Dumps, in_memory_as};
 pub(crate) use without::{kill_as, rollback_as, wait_as};
 
 use crate::figure::{Estimate, Missing};

@@ -31,59 +31,120 @@ pub fn checkpoint(
     node: &NodeFigures,
     replica: Option<&Replica<'_>>,
 ) -> Result<TaskCost, NoCost> {
-    checkpoint_behind(task, dump, copies, node, replica, Bytes::ZERO)
+    let wait = DumpWait::behind(Bytes::ZERO, node, replica);
+    Dumps::new(task, copies, node, replica, &wait)?.cost(dump)
 }
 
-/// Returns the cost of [`checkpoint`] behind `ahead` more bytes than the figures of the node's and the replica's
-/// queues hold.
-pub(crate) fn checkpoint_behind<T: Tally>(
-    task: &TaskFigures,
-    dump: Dump,
-    copies: Copies,
-    node: &NodeFigures,
-    replica: Option<&Replica<'_>>,
-    ahead: Bytes,
-) -> Result<T, NoCost> {
-    let full = task.full.known()?;
-    let replica = match copies {
-        Copies::Local => None,
-        Copies::Replicated => Some(replica.ok_or(NoCost::NoReplica)?),
-    };
-    let queue = node.write_wait(ahead)?;
-    let mut cost = T::nothing()
-        .with(Part::WriteQueue, queue)
-        .with_fixed(Part::DumpStart, node.dump_start.known())
-        .with_fixed(Part::RestoreStart, node.restore_start.known())
-        .with(Part::Read, moved(&full, &node.read)?);
-    let written = match dump {
-        Dump::Full => full,
-        Dump::Incremental if task.has_checkpoint => task.incremental.known()?,
-        Dump::Incremental => return Err(NoCost::NoCheckpoint),
-        Dump::PreCopied => {
-            let mut rate = node.write.of(full.p50).known()?;
-            if let Some(replica) = replica {
-                rate = slower(rate, rate_to(replica, full.p50)?);
-            }
-            let rounds = pre_copy(&full, &rate, &task.dirty_rate.known()?)?;
-            cost = cost.with(Part::PreCopy, rounds.running);
-            rounds.left
+/// The wait of a dump for those before it, on a node and on the replica: the same for all tasks of the node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DumpWait {
+    here: Result<Estimate<Seconds>, Missing>,
+    there: Option<Result<Estimate<Seconds>, Missing>>,
+}
+
+impl DumpWait {
+    /// Returns the wait behind `ahead` more bytes than the figures of the node's and the replica's queues hold.
+    pub(crate) fn behind(ahead: Bytes, node: &NodeFigures, replica: Option<&Replica<'_>>) -> Self {
+        Self {
+            here: node.write_wait(ahead),
+            there: replica.map(|replica| replica.node.write_wait(ahead)),
         }
-    };
-    let rate = match dump {
-        Dump::Incremental => node.incremental(written.p50).known()?,
-        Dump::Full | Dump::PreCopied => node.write.of(written.p50).known()?,
-    };
-    let write = written.at(&rate);
-    cost = cost.with(Part::Write, write);
-    if let Some(replica) = replica {
-        let here = TimeSpread::of(&queue).plus(TimeSpread::of(&write));
-        let queue = replica.node.write_wait(ahead)?;
-        let write = written.at(&rate_to(replica, written.p50)?);
-        cost.aged(queue.age.max(write.age));
-        let there = TimeSpread::of(&queue).plus(TimeSpread::of(&write));
-        cost.add(Part::Replicate, there.beyond(here));
     }
-    Ok(cost)
+}
+
+/// The dumps of a task, with the parts of the cost that all of them have.
+#[derive(Clone, Copy)]
+pub(crate) struct Dumps<'a, T> {
+    task: &'a TaskFigures,
+    node: &'a NodeFigures,
+    copy: Option<OnReplica<'a>>,
+    full: Estimate<Bytes>,
+    queue: Estimate<Seconds>,
+    /// Cost before the pages are written.
+    before: T,
+}
+
+/// The copy of a dump on another node.
+#[derive(Clone, Copy)]
+struct OnReplica<'a> {
+    replica: &'a Replica<'a>,
+    wait: Result<Estimate<Seconds>, Missing>,
+}
+
+impl<'a, T: Tally + Clone> Dumps<'a, T> {
+    /// Adds up what the dumps of a task have in common.
+    ///
+    /// # Errors
+    ///
+    /// [`NoCost`] if no dump has a cost: without the size of the task, the wait, the bandwidth of restores, or, if a
+    /// copy is wanted, a replica.
+    pub(crate) fn new(
+        task: &'a TaskFigures,
+        copies: Copies,
+        node: &'a NodeFigures,
+        replica: Option<&'a Replica<'a>>,
+        wait: &DumpWait,
+    ) -> Result<Self, NoCost> {
+        let full = task.full.known()?;
+        let copy = match (copies, replica, wait.there) {
+            (Copies::Local, ..) => None,
+            (Copies::Replicated, Some(replica), Some(wait)) => Some(OnReplica { replica, wait }),
+            (Copies::Replicated, ..) => return Err(NoCost::NoReplica),
+        };
+        let queue = wait.here?;
+        let before = T::nothing()
+            .with(Part::WriteQueue, queue)
+            .with_fixed(Part::DumpStart, node.dump_start.known())
+            .with_fixed(Part::RestoreStart, node.restore_start.known())
+            .with(Part::Read, moved(&full, &node.read)?);
+        Ok(Self {
+            task,
+            node,
+            copy,
+            full,
+            queue,
+            before,
+        })
+    }
+
+    /// Returns the cost of one of them.
+    ///
+    /// # Errors
+    ///
+    /// [`NoCost`] as of [`checkpoint`].
+    pub(crate) fn cost(&self, dump: Dump) -> Result<T, NoCost> {
+        let Self { task, node, .. } = self;
+        let mut cost = self.before.clone();
+        let written = match dump {
+            Dump::Full => self.full,
+            Dump::Incremental if task.has_checkpoint => task.incremental.known()?,
+            Dump::Incremental => return Err(NoCost::NoCheckpoint),
+            Dump::PreCopied => {
+                let mut rate = node.write.of(self.full.p50).known()?;
+                if let Some(copy) = self.copy {
+                    rate = slower(rate, rate_to(copy.replica, self.full.p50)?);
+                }
+                let rounds = pre_copy(&self.full, &rate, &task.dirty_rate.known()?)?;
+                cost = cost.with(Part::PreCopy, rounds.running);
+                rounds.left
+            }
+        };
+        let rate = match dump {
+            Dump::Incremental => node.incremental(written.p50).known()?,
+            Dump::Full | Dump::PreCopied => node.write.of(written.p50).known()?,
+        };
+        let write = written.at(&rate);
+        cost = cost.with(Part::Write, write);
+        if let Some(OnReplica { replica, wait }) = self.copy {
+            let here = TimeSpread::of(&self.queue).plus(TimeSpread::of(&write));
+            let queue = wait?;
+            let write = written.at(&rate_to(replica, written.p50)?);
+            cost.aged(queue.age.max(write.age));
+            let there = TimeSpread::of(&queue).plus(TimeSpread::of(&write));
+            cost.add(Part::Replicate, there.beyond(here));
+        }
+        Ok(cost)
+    }
 }
 
 /// Returns the rate of a stream to a replica: the slower of its medium's and the link's.

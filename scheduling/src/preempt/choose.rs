@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::TaskId;
 use crate::cost::{
-    self, Copies, Dump, NoCost, NodeFigures, PreemptionMechanism, Replica, Sums, SwapFigures,
+    self, Copies, Dump, DumpWait, Dumps, NoCost, NodeFigures, PreemptionMechanism, Replica, Sums, SwapFigures,
     Tally, TaskCost, TaskFigures, TaskResources,
 };
 use crate::quantity::{Bytes, Ratio, Seconds};
@@ -151,8 +151,15 @@ pub fn cost_of(
     ahead: Bytes,
     mechanism: PreemptionMechanism,
 ) -> Result<TaskCost, NoCost> {
-    let whole = Demand::whole(task);
-    option(task, site, Demand { ahead, ..whole }, mechanism)
+    let demand = Demand {
+        wait: site.wait(ahead),
+        memory: task.holds.memory,
+    };
+    let copies = match mechanism {
+        PreemptionMechanism::Checkpoint { copies, .. } => copies,
+        _ => Copies::Local,
+    };
+    Ways::new(task, site, &demand, copies).cost(mechanism)
 }
 
 /// Returns the mechanisms in the order in which they are preferred where they cost the same.
@@ -174,19 +181,24 @@ const fn mechanisms(copies: Copies) -> [PreemptionMechanism; 7] {
 /// Demands of other decisions and of the preempting party on a victim.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demand {
-    /// Bytes that are dumped before it, and that the figures of the queues do not hold.
-    pub(super) ahead: Bytes,
+    /// Wait of its dump: also for dumps that the figures of the queues do not hold.
+    pub(super) wait: DumpWait,
     /// Memory that is wanted of it.
     pub(super) memory: Bytes,
 }
 
 impl Demand {
-    /// Demands all the memory that the task holds: the task that comes instead may need as much.
-    const fn whole(task: &TaskFigures) -> Self {
-        Self {
-            ahead: Bytes::ZERO,
-            memory: task.holds.memory,
-        }
+    /// Demands `memory` of a task before which nothing is decided on.
+    fn first(site: &Site<'_>, memory: Bytes) -> Self {
+        let wait = site.wait(Bytes::ZERO);
+        Self { wait, memory }
+    }
+}
+
+impl Site<'_> {
+    /// Returns the wait of a dump behind `ahead` bytes that the figures of the queues do not hold.
+    pub(super) fn wait(&self, ahead: Bytes) -> DumpWait {
+        DumpWait::behind(ahead, self.node, self.replica.as_ref())
     }
 }
 
@@ -210,24 +222,38 @@ pub fn freed(
     }
 }
 
-/// Returns the cost of one mechanism, as the sums that `T` keeps.
-fn option<T: Tally>(
-    task: &TaskFigures,
-    site: &Site<'_>,
-    demand: Demand,
-    mechanism: PreemptionMechanism,
-) -> Result<T, NoCost> {
-    match mechanism {
-        PreemptionMechanism::Wait => cost::wait_as(task),
-        PreemptionMechanism::Kill => cost::kill_as(task),
-        PreemptionMechanism::Rollback => cost::rollback_as(task, site.node),
-        PreemptionMechanism::SuspendInMemory => match &site.swap {
-            Some(swap) => cost::in_memory_as(task, demand.memory, swap),
-            None => Err(NoCost::NoSwap),
-        },
-        PreemptionMechanism::Checkpoint { dump, copies } => {
-            let replica = site.replica.as_ref();
-            cost::checkpoint_behind(task, dump, copies, site.node, replica, demand.ahead)
+/// The ways to preempt a task, with the sums of their costs that `T` keeps.
+struct Ways<'a, T> {
+    task: &'a TaskFigures,
+    site: &'a Site<'a>,
+    memory: Bytes,
+    dumps: Result<Dumps<'a, T>, NoCost>,
+}
+
+impl<'a, T: Tally + Clone> Ways<'a, T> {
+    fn new(task: &'a TaskFigures, site: &'a Site<'a>, demand: &Demand, copies: Copies) -> Self {
+        let replica = site.replica.as_ref();
+        Self {
+            task,
+            site,
+            memory: demand.memory,
+            dumps: Dumps::new(task, copies, site.node, replica, &demand.wait),
+        }
+    }
+
+    fn cost(&self, mechanism: PreemptionMechanism) -> Result<T, NoCost> {
+        match mechanism {
+            PreemptionMechanism::Wait => cost::wait_as(self.task),
+            PreemptionMechanism::Kill => cost::kill_as(self.task),
+            PreemptionMechanism::Rollback => cost::rollback_as(self.task, self.site.node),
+            PreemptionMechanism::SuspendInMemory => match &self.site.swap {
+                Some(swap) => cost::in_memory_as(self.task, self.memory, swap),
+                None => Err(NoCost::NoSwap),
+            },
+            PreemptionMechanism::Checkpoint { dump, .. } => match &self.dumps {
+                Ok(dumps) => dumps.cost(dump),
+                Err(no_cost) => Err(*no_cost),
+            },
         }
     }
 }
@@ -240,8 +266,9 @@ pub(super) struct Least {
     pub(super) queued: Option<Seconds>,
 }
 
-pub(super) fn least(task: &TaskFigures, site: &Site<'_>, demand: Demand, terms: &Terms) -> Least {
+pub(super) fn least(task: &TaskFigures, site: &Site<'_>, demand: &Demand, terms: &Terms) -> Least {
     let mut least = Least::default();
+    let ways = Ways::<Sums>::new(task, site, demand, terms.copies);
     for mechanism in mechanisms(terms.copies) {
         let of = match mechanism {
             PreemptionMechanism::Wait
@@ -251,7 +278,7 @@ pub(super) fn least(task: &TaskFigures, site: &Site<'_>, demand: Demand, terms: 
                 &mut least.queued
             }
         };
-        if let Ok(sums) = option::<Sums>(task, site, demand, mechanism)
+        if let Ok(sums) = ways.cost(mechanism)
             && terms.allows(task, mechanism, &sums)
         {
             let score = terms.score_of(&sums);
@@ -270,11 +297,7 @@ pub fn least_scores(
     site: &Site<'_>,
     terms: &Terms,
 ) -> (Option<Seconds>, Option<Seconds>) {
-    let demand = Demand {
-        ahead: Bytes::ZERO,
-        memory: Bytes::ZERO,
-    };
-    let least = least(task, site, demand, terms);
+    let least = least(task, site, &Demand::first(site, Bytes::ZERO), terms);
     (least.alone, least.queued)
 }
 
@@ -287,7 +310,8 @@ pub fn least_scores(
 ///
 /// [`UndecidedTask`] if no mechanism is left, with the reasons.
 pub fn choose(task: &TaskFigures, site: &Site<'_>, terms: &Terms) -> Result<Choice, UndecidedTask> {
-    choose_under(task, site, Demand::whole(task), terms)
+    // The task that comes instead may need as much memory as this one holds.
+    choose_under(task, site, &Demand::first(site, task.holds.memory), terms)
 }
 
 /// Chooses as [`choose`] does, and lets a suspended task keep the memory that is not `wanted`.
@@ -301,47 +325,50 @@ pub fn choose_for(
     wanted: TaskResources,
     terms: &Terms,
 ) -> Result<Choice, UndecidedTask> {
-    let demand = Demand {
-        ahead: Bytes::ZERO,
-        memory: task.holds.memory.min(wanted.memory),
-    };
-    choose_under(task, site, demand, terms)
+    let memory = task.holds.memory.min(wanted.memory);
+    choose_under(task, site, &Demand::first(site, memory), terms)
 }
 
 pub(super) fn choose_under(
     task: &TaskFigures,
     site: &Site<'_>,
-    demand: Demand,
+    demand: &Demand,
     terms: &Terms,
 ) -> Result<Choice, UndecidedTask> {
-    let best = best::<TaskCost>(task, site, demand, terms)?;
+    let best = best(task, site, demand, terms)?;
+    let cost = Ways::new(task, site, demand, terms.copies).cost(best.mechanism);
+    let cost = cost.map_err(|no_cost| UndecidedTask {
+        task: task.id,
+        kill: Rejection::NoCost(no_cost),
+        dump: Rejection::NoCost(no_cost),
+    })?;
     Ok(Choice {
         mechanism: best.mechanism,
-        cost: best.cost,
+        cost,
         score: best.score,
         next: best.next,
     })
 }
 
-/// A mechanism, with as much of its cost as is wanted.
-pub(super) struct Best<T> {
+/// The mechanism with the least score, and the second best.
+pub(super) struct Best {
     mechanism: PreemptionMechanism,
-    cost: T,
     pub(super) score: Seconds,
     next: Option<(PreemptionMechanism, Seconds)>,
 }
 
-pub(super) fn best<T: Tally>(
+pub(super) fn best(
     task: &TaskFigures,
     site: &Site<'_>,
-    demand: Demand,
+    demand: &Demand,
     terms: &Terms,
-) -> Result<Best<T>, UndecidedTask> {
-    let mut best: Option<Best<T>> = None;
+) -> Result<Best, UndecidedTask> {
+    let mut best: Option<Best> = None;
     let (mut kill, mut dump) = (Rejection::TooLong, Rejection::TooLong);
+    let ways = Ways::<Sums>::new(task, site, demand, terms.copies);
     for mechanism in mechanisms(terms.copies) {
-        let cost: T = match option(task, site, demand, mechanism) {
-            Ok(cost) => cost,
+        let sums = match ways.cost(mechanism) {
+            Ok(sums) => sums,
             Err(no_cost) => {
                 match mechanism {
                     PreemptionMechanism::Kill => kill = Rejection::NoCost(no_cost),
@@ -353,10 +380,10 @@ pub(super) fn best<T: Tally>(
                 continue;
             }
         };
-        if !terms.allows(task, mechanism, cost.sums()) {
+        if !terms.allows(task, mechanism, &sums) {
             continue;
         }
-        let score = terms.score_of(cost.sums());
+        let score = terms.score_of(&sums);
         match &mut best {
             Some(least) if score >= least.score => {
                 if least.next.is_none_or(|(_, other)| score < other) {
@@ -367,7 +394,6 @@ pub(super) fn best<T: Tally>(
                 let next = best.as_ref().map(|least| (least.mechanism, least.score));
                 *best = Some(Best {
                     mechanism,
-                    cost,
                     score,
                     next,
                 });

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use serde::Serialize;
 
 use super::choose::{Choice, Demand, Site, Terms, UndecidedTask, best, choose_under, freed, least};
-use crate::cost::{Dump, PreemptionMechanism, Sums, TaskFigures, TaskResources};
+use crate::cost::{Dump, DumpWait, PreemptionMechanism, TaskFigures, TaskResources};
 use crate::figure::Figure;
 use crate::quantity::{Bytes, Seconds};
 use crate::{NodeId, TaskId};
@@ -75,6 +75,8 @@ struct Loaded<'a> {
     site: Site<'a>,
     /// Bytes of the dumps that are planned: they go before the following ones, here and on the replica.
     ahead: Bytes,
+    /// Wait of a dump that comes next.
+    wait: DumpWait,
 }
 
 /// A node's candidates, the last one best.
@@ -195,9 +197,9 @@ impl Planning<'_> {
         }
     }
 
-    fn demand(&self, task: &TaskFigures, ahead: Bytes) -> Demand {
+    fn demand(&self, task: &TaskFigures, wait: DumpWait) -> Demand {
         let memory = self.left_of(task.holds).memory;
-        Demand { ahead, memory }
+        Demand { wait, memory }
     }
 
     /// Candidates by node, sorted.
@@ -220,8 +222,8 @@ impl Planning<'_> {
                 best: None,
                 wanted: TaskResources::ZERO,
             });
-            let demand = self.demand(task, Bytes::ZERO);
-            let least = least(task, site, demand, self.terms);
+            let demand = self.demand(task, line.loaded.wait);
+            let least = least(task, site, &demand, self.terms);
             let place = |score: Seconds| Place {
                 key: Seconds::clamped(score.value() / share),
                 task: task.id,
@@ -230,7 +232,7 @@ impl Planning<'_> {
             line.alone.extend(least.alone.map(place));
             line.queued.extend(least.queued.map(place));
             if least.alone.or(least.queued).is_none()
-                && let Err(undecided) = choose_under(task, site, demand, self.terms)
+                && let Err(undecided) = choose_under(task, site, &demand, self.terms)
             {
                 self.plan.undecided.push(undecided);
             }
@@ -294,8 +296,8 @@ impl Planning<'_> {
         if share == 0.0 {
             return Ok(None);
         }
-        let demand = self.demand(task, loaded.ahead);
-        let best = best::<Sums>(task, &loaded.site, demand, self.terms)?;
+        let demand = self.demand(task, loaded.wait);
+        let best = best(task, &loaded.site, &demand, self.terms)?;
         let key = Seconds::clamped(best.score.value() / share);
         Ok(Some(Place { key, ..place }))
     }
@@ -322,8 +324,8 @@ impl Planning<'_> {
         loaded: &mut Loaded<'_>,
     ) -> Result<PlannedVictim, UndecidedTask> {
         let task = &candidate.task;
-        let demand = self.demand(task, loaded.ahead);
-        let choice = choose_under(task, &loaded.site, demand, self.terms)?;
+        let demand = self.demand(task, loaded.wait);
+        let choice = choose_under(task, &loaded.site, &demand, self.terms)?;
         let frees = freed(task.holds, self.left_of(task.holds), choice.mechanism);
         loaded.occupy(task, frees, choice.mechanism);
         Ok(PlannedVictim {
@@ -418,16 +420,21 @@ fn share(holds: TaskResources, wanted: TaskResources) -> f64 {
 }
 
 impl<'a> Loaded<'a> {
-    const fn new(site: &Site<'a>) -> Self {
+    fn new(site: &Site<'a>) -> Self {
         Self {
             site: *site,
             ahead: Bytes::ZERO,
+            wait: site.wait(Bytes::ZERO),
         }
     }
 
     /// Adds the effect of a decision: bytes in the queue, or memory and swap in use.
     fn occupy(&mut self, task: &TaskFigures, frees: TaskResources, mechanism: PreemptionMechanism) {
-        self.ahead = self.ahead.plus(dumped(task, mechanism));
+        let dumped = dumped(task, mechanism);
+        if dumped > Bytes::ZERO {
+            self.ahead = self.ahead.plus(dumped);
+            self.wait = self.site.wait(self.ahead);
+        }
         if mechanism == PreemptionMechanism::SuspendInMemory
             && let Some(swap) = &mut self.site.swap
         {

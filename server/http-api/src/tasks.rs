@@ -5,7 +5,6 @@ use std::time::Duration;
 use permafrost_api_types::problem::ProblemKind;
 use permafrost_api_types::task::{Resources, Task};
 use permafrost_protocol::PAGE_BYTES;
-use permafrost_protocol::control::Checkpoint;
 use permafrost_scheduling::cost;
 use permafrost_scheduling::figure::{Estimate, Figure, What};
 use permafrost_scheduling::quantity::{Bytes, Seconds};
@@ -15,7 +14,7 @@ use permafrost_scheduling::{NodeId, TaskId};
 use super::body::Asked;
 use super::limits;
 use super::problem::RequestProblem;
-use super::world::seconds;
+use super::world::{Jobs, LastCheckpoint, seconds};
 
 pub(super) const fn resources(of: Resources) -> cost::TaskResources {
     cost::TaskResources {
@@ -31,14 +30,31 @@ pub(super) fn given<T: Copy>(value: Option<T>, what: What) -> Figure<T> {
     }
 }
 
+/// What the store knows of the tasks of a request.
+pub(super) struct Known<'a> {
+    asked: &'a Asked<'a>,
+    /// The checkpoints, and the time since they were listed: all tasks of a request see them at the same time.
+    jobs: Option<(&'a Jobs, Duration)>,
+}
+
+impl<'a> Known<'a> {
+    pub(super) fn new(asked: &'a Asked<'a>) -> Self {
+        let jobs = asked.world.jobs();
+        Self {
+            asked,
+            jobs: jobs.map(|jobs| (jobs, jobs.age())),
+        }
+    }
+
 /// Returns the known facts of `task`, which is number `index` of the request.
 ///
 /// Its job tells if there is a checkpoint to build on; the job's past and memory give the expected size of its
 /// dumps. A caller that names no job and gives the size of an incremental dump, or the work since the last,
 /// states that there is a checkpoint. Omitted parts of its memory are taken from the last checkpoint.
-pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::TaskFigures {
+    pub(super) fn known(&self, index: usize, task: &Task<'_>) -> cost::TaskFigures {
+    let asked = self.asked;
     let job = task.job.as_deref().filter(|job| asked.caller.sees(job));
-    let last = last_checkpoint(asked, job);
+    let last = job.and_then(|job| self.last_checkpoint(job));
     let says_so = task.incremental_bytes.is_some() || task.since_checkpoint_s.is_some();
     let has_checkpoint = last.is_some() || (task.job.is_none() && says_so);
     let resident = match (task.resident_bytes, last) {
@@ -46,7 +62,7 @@ pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::T
         (None, Some((checkpoint, age))) => Figure::Known(Estimate {
             age,
             samples: 1,
-            ..Estimate::given(Bytes::new(checkpoint.memory_bytes))
+            ..Estimate::given(checkpoint.memory)
         }),
         (None, None) => Figure::not_given(What::Memory),
     };
@@ -99,11 +115,24 @@ pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::T
     }
 }
 
+    /// Returns a job's newest checkpoint that can be resumed, and its age.
+    fn last_checkpoint(&self, job: &str) -> Option<(LastCheckpoint<'a>, Seconds)> {
+        let (jobs, age) = self.jobs?;
+        let last = jobs.last_of(job, age)?;
+        Some((last, seconds(last.age)))
+    }
+}
+
 /// Returns the work that a task did before this run of it, which has done `this_run`: the work in the
 /// checkpoint that it was restored from.
-fn carried(task: &Task<'_>, this_run: Seconds, last: Option<(&Checkpoint, Seconds)>) -> Seconds {
-    let work = last.and_then(|(checkpoint, age)| Some((checkpoint.work.as_ref()?, age)));
-    let (true, Some((work, age))) = (task.progress_of_this_run, work) else {
+fn carried(
+    task: &Task<'_>,
+    this_run: Seconds,
+    last: Option<(LastCheckpoint<'_>, Seconds)>,
+) -> Seconds {
+    let last = last.filter(|_| task.progress_of_this_run);
+    let work = last.and_then(|(checkpoint, age)| Some((checkpoint.whole()?.work.as_ref()?, age)));
+    let Some((work, age)) = work else {
         return Seconds::ZERO;
     };
     let carried_us = match &task.process {
@@ -112,13 +141,6 @@ fn carried(task: &Task<'_>, this_run: Seconds, last: Option<(&Checkpoint, Second
         None => work.worked_us,
     };
     Seconds::new(Duration::from_micros(carried_us).as_secs_f64()).unwrap_or(Seconds::MAX)
-}
-
-/// Returns a job's newest checkpoint that can be resumed, and its age.
-fn last_checkpoint<'a>(asked: &Asked<'a>, job: Option<&str>) -> Option<(&'a Checkpoint, Seconds)> {
-    let jobs = asked.world.jobs()?;
-    let last = jobs.get(job?)?.last()?;
-    Some((last, seconds(jobs.age_of(last))))
 }
 
 /// Checks that no id is too long: answers repeat them.

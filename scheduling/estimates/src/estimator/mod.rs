@@ -101,8 +101,10 @@ const CLASS_ENDS: [u64; CLASSES - 1] = [1 << 20, 64 << 20, 1 << 30];
 /// A size in each class.
 const CLASS_SIZES: [u64; CLASSES] = [1 << 19, 8 << 20, 256 << 20, 2 << 30];
 
+#[inline]
 fn class_of(size: Bytes) -> usize {
-    CLASS_ENDS.partition_point(|&end| size.count() >= end)
+    let is_beyond = |end: &&u64| size.count() >= **end;
+    CLASS_ENDS.iter().filter(is_beyond).count()
 }
 
 /// Transfer with its measured duration.
@@ -537,10 +539,11 @@ impl SizedRates {
     }
 
     /// Returns the bandwidth for transfers of `size`.
+    #[inline]
     #[must_use]
     pub fn of(&self, size: Bytes) -> Figure<BytesPerSecond> {
-        let [.., largest] = self.0;
-        self.0.get(class_of(size)).copied().unwrap_or(largest)
+        let [.., largest] = &self.0;
+        *self.0.get(class_of(size)).unwrap_or(largest)
     }
 
     /// Returns one figure for each size class, the smallest sizes first, with a size of each class.
@@ -581,8 +584,8 @@ impl SizedRates {
     /// Returns the bandwidth for a long row of transfers: the drain rate of a queue.
     #[must_use]
     pub const fn sustained(&self) -> Figure<BytesPerSecond> {
-        let [.., largest] = self.0;
-        largest
+        let [.., largest] = &self.0;
+        *largest
     }
 }
 

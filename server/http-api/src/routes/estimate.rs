@@ -64,9 +64,10 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
             .map(|(id, name)| place(&nodes, Some(id), Some(name), copies))
             .collect()
     });
+    let known = tasks::Known::new(asked);
     let mut answers = Vec::with_capacity(count);
     for (index, task) in request.tasks.iter().enumerate() {
-        let known = tasks::known(asked, index, task);
+        let known = known.known(index, task);
         let own;
         let places = match &named {
             Some(named) => named,

@@ -67,13 +67,14 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
         check(&request, policy, &terms)?;
     }
     let sets = sets(&request)?;
+    let known = tasks::Known::new(asked);
     let mut candidates = Vec::with_capacity(request.candidates.len());
     let mut unknown_node = Vec::new();
     for (index, task) in request.candidates.iter().enumerate() {
         match nodes.of_task(task) {
             Some(node) => candidates.push(Candidate {
                 node,
-                task: tasks::known(asked, index, task),
+                task: known.known(index, task),
             }),
             None => unknown_node.push(OnUnknownNode {
                 task: task.id.borrowed(),

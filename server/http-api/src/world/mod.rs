@@ -18,7 +18,7 @@ use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 use permafrost_scheduling::resume::Readers;
 
 pub(super) use builder::Builder;
-pub(super) use jobs::{Job, Jobs, is_resumable};
+pub(super) use jobs::{Job, Jobs, LastCheckpoint, is_resumable};
 pub(super) use names::Names;
 
 use self::links::Links;
