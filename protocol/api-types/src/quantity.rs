@@ -161,9 +161,25 @@ fn tenths(f: &mut fmt::Formatter<'_>, value: f64, unit: &str) -> fmt::Result {
         Ordering::Equal => tenth & 1,
         Ordering::Greater => 1,
     };
-    let all = cut(whole) * 10 + tenth + up;
-    let (whole, tenth) = (all / 10, all % 10);
-    write!(f, "{whole}.{tenth} {unit}")
+    let mut left = cut(whole) * 10 + tenth + up;
+    // From the end: the tenth, the point, and at most 16 digits before it.
+    let mut text = [b'0'; 20];
+    let mut begin = text.len();
+    for place in (0..text.len()).rev() {
+        begin = place;
+        if place == text.len() - 2 {
+            text[place] = b'.';
+            continue;
+        }
+        text[place] = b'0' + u8::try_from(left % 10).unwrap_or_default();
+        left /= 10;
+        if left == 0 && place < text.len() - 2 {
+            break;
+        }
+    }
+    f.write_str(std::str::from_utf8(&text[begin..]).unwrap_or_default())?;
+    f.write_str(" ")?;
+    f.write_str(unit)
 }
 
 /// Returns the integer part of a float; a value out of range becomes the nearest in range.

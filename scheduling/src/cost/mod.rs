@@ -337,8 +337,10 @@ impl fmt::Display for TaskCost {
             .fold(TimeSpread::default(), |sum, (_, time)| sum.plus(time));
         write!(f, "{} (p95 {})", all.p50, all.p95)?;
         for (index, (part, time)) in self.parts().enumerate() {
-            let before = if index == 0 { ": " } else { " + " };
-            write!(f, "{before}{part} {}", time.p50)?;
+            f.write_str(if index == 0 { ": " } else { " + " })?;
+            part.fmt(f)?;
+            f.write_str(" ")?;
+            time.p50.fmt(f)?;
         }
         if self.age > Seconds::ZERO {
             write!(f, "; figures up to {} old", self.age)?;

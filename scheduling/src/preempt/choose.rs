@@ -8,8 +8,8 @@ use thiserror::Error;
 
 use crate::TaskId;
 use crate::cost::{
-    self, Copies, Dump, DumpWait, Dumps, NoCost, NodeFigures, PreemptionMechanism, Replica, Sums, SwapFigures,
-    Tally, TaskCost, TaskFigures, TaskResources,
+    self, Copies, Dump, DumpWait, Dumps, NoCost, NodeFigures, PreemptionMechanism, Replica, Sums,
+    SwapFigures, Tally, TaskCost, TaskFigures, TaskResources,
 };
 use crate::quantity::{Bytes, Ratio, Seconds};
 

@@ -46,74 +46,74 @@ impl<'a> Known<'a> {
         }
     }
 
-/// Returns the known facts of `task`, which is number `index` of the request.
-///
-/// Its job tells if there is a checkpoint to build on; the job's past and memory give the expected size of its
-/// dumps. A caller that names no job and gives the size of an incremental dump, or the work since the last,
-/// states that there is a checkpoint. Omitted parts of its memory are taken from the last checkpoint.
+    /// Returns the known facts of `task`, which is number `index` of the request.
+    ///
+    /// Its job tells if there is a checkpoint to build on; the job's past and memory give the expected size of its
+    /// dumps. A caller that names no job and gives the size of an incremental dump, or the work since the last,
+    /// states that there is a checkpoint. Omitted parts of its memory are taken from the last checkpoint.
     pub(super) fn known(&self, index: usize, task: &Task<'_>) -> cost::TaskFigures {
-    let asked = self.asked;
-    let job = task.job.as_deref().filter(|job| asked.caller.sees(job));
-    let last = job.and_then(|job| self.last_checkpoint(job));
-    let says_so = task.incremental_bytes.is_some() || task.since_checkpoint_s.is_some();
-    let has_checkpoint = last.is_some() || (task.job.is_none() && says_so);
-    let resident = match (task.resident_bytes, last) {
-        (Some(resident), _) => Figure::given(resident),
-        (None, Some((checkpoint, age))) => Figure::Known(Estimate {
-            age,
-            samples: 1,
-            ..Estimate::given(checkpoint.memory)
-        }),
-        (None, None) => Figure::not_given(What::Memory),
-    };
-    let memory = Memory {
-        resident: resident.known().ok().map(|resident| resident.p50),
-        dirty: task
-            .dirty_pages
-            .map(|pages| Bytes::new(pages.value().saturating_mul(PAGE_BYTES))),
-    };
-    let predicted = |dump, size: Option<Bytes>| match size {
-        Some(size) => Figure::given(size),
-        None => {
-            let (job, program) = (job.unwrap_or_default(), task.program.as_deref());
-            let source = &asked.api.source;
-            match source.predict(job, program.unwrap_or_default(), dump, &memory) {
-                Ok(prediction) => Figure::Known(prediction.moved),
-                Err(why) => Figure::Unknown { why },
+        let asked = self.asked;
+        let job = task.job.as_deref().filter(|job| asked.caller.sees(job));
+        let last = job.and_then(|job| self.last_checkpoint(job));
+        let says_so = task.incremental_bytes.is_some() || task.since_checkpoint_s.is_some();
+        let has_checkpoint = last.is_some() || (task.job.is_none() && says_so);
+        let resident = match (task.resident_bytes, last) {
+            (Some(resident), _) => Figure::given(resident),
+            (None, Some((checkpoint, age))) => Figure::Known(Estimate {
+                age,
+                samples: 1,
+                ..Estimate::given(checkpoint.memory)
+            }),
+            (None, None) => Figure::not_given(What::Memory),
+        };
+        let memory = Memory {
+            resident: resident.known().ok().map(|resident| resident.p50),
+            dirty: task
+                .dirty_pages
+                .map(|pages| Bytes::new(pages.value().saturating_mul(PAGE_BYTES))),
+        };
+        let predicted = |dump, size: Option<Bytes>| match size {
+            Some(size) => Figure::given(size),
+            None => {
+                let (job, program) = (job.unwrap_or_default(), task.program.as_deref());
+                let source = &asked.api.source;
+                match source.predict(job, program.unwrap_or_default(), dump, &memory) {
+                    Ok(prediction) => Figure::Known(prediction.moved),
+                    Err(why) => Figure::Unknown { why },
+                }
             }
+        };
+        let this_run = task.progress_s;
+        let progress = match this_run {
+            Some(this_run) => Figure::given(this_run.plus(carried(task, this_run, last))),
+            None => Figure::not_given(What::Progress),
+        };
+        let since_checkpoint = match (task.since_checkpoint_s, last, this_run) {
+            (Some(since), _, _) => Figure::given(since),
+            // A task cannot have worked longer than since its start.
+            (None, Some((_, age)), Some(this_run)) => Figure::given(age.min(this_run)),
+            (None, Some((_, age)), None) => Figure::given(age),
+            (None, None, _) => Figure::not_given(What::WorkSinceCheckpoint),
+        };
+        cost::TaskFigures {
+            id: TaskId(index as u64),
+            holds: resources(task.holds),
+            full: predicted(DumpKind::Full, task.full_bytes),
+            has_checkpoint,
+            incremental: if has_checkpoint {
+                predicted(DumpKind::Incremental, task.incremental_bytes)
+            } else {
+                Figure::not_given(What::IncrementalSize)
+            },
+            resident,
+            dirty_rate: given(task.dirty_bytes_per_s, What::DirtyRate),
+            progress,
+            since_checkpoint,
+            remaining: given(task.remaining_s, What::RemainingTime),
+            start: given(task.start_s, What::StartTime),
+            grace: task.grace_s,
         }
-    };
-    let this_run = task.progress_s;
-    let progress = match this_run {
-        Some(this_run) => Figure::given(this_run.plus(carried(task, this_run, last))),
-        None => Figure::not_given(What::Progress),
-    };
-    let since_checkpoint = match (task.since_checkpoint_s, last, this_run) {
-        (Some(since), _, _) => Figure::given(since),
-        // A task cannot have worked longer than since its start.
-        (None, Some((_, age)), Some(this_run)) => Figure::given(age.min(this_run)),
-        (None, Some((_, age)), None) => Figure::given(age),
-        (None, None, _) => Figure::not_given(What::WorkSinceCheckpoint),
-    };
-    cost::TaskFigures {
-        id: TaskId(index as u64),
-        holds: resources(task.holds),
-        full: predicted(DumpKind::Full, task.full_bytes),
-        has_checkpoint,
-        incremental: if has_checkpoint {
-            predicted(DumpKind::Incremental, task.incremental_bytes)
-        } else {
-            Figure::not_given(What::IncrementalSize)
-        },
-        resident,
-        dirty_rate: given(task.dirty_bytes_per_s, What::DirtyRate),
-        progress,
-        since_checkpoint,
-        remaining: given(task.remaining_s, What::RemainingTime),
-        start: given(task.start_s, What::StartTime),
-        grace: task.grace_s,
     }
-}
 
     /// Returns a job's newest checkpoint that can be resumed, and its age.
     fn last_checkpoint(&self, job: &str) -> Option<(LastCheckpoint<'a>, Seconds)> {

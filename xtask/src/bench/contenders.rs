@@ -1,6 +1,7 @@
 //! The compared methods of dumping and restoring. Each takes a running workload and leaves a restored one.
 
-use std::io::Read as _;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -28,6 +29,16 @@ pub(super) enum Contender {
     Local,
     /// `criu dump` to `criu page-server` over TCP, on tmpfs, and `criu restore` from there.
     PageServer,
+    /// `criu dump --stream` through `criu-image-streamer` into a file on tmpfs, and `criu restore --stream` from there.
+    ImageStreamer,
+}
+
+/// The programs that are measured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Programs<'a> {
+    pub(super) criu: &'a Path,
+    /// `criu-image-streamer`, which has to be built by hand.
+    pub(super) image_streamer: Option<&'a Path>,
 }
 
 impl std::fmt::Display for Contender {
@@ -38,6 +49,7 @@ impl std::fmt::Display for Contender {
             Self::NewRegion => "into a new region",
             Self::Local => "criu dump",
             Self::PageServer => "criu page-server",
+            Self::ImageStreamer => "criu-image-streamer",
         })
     }
 }
@@ -60,20 +72,26 @@ pub(super) struct Sample {
 }
 
 impl Contender {
-    pub(super) const ALL: [Self; 5] = [
+    pub(super) const ALL: [Self; 6] = [
         Self::Permafrost,
         Self::Stream,
         Self::NewRegion,
         Self::Local,
         Self::PageServer,
+        Self::ImageStreamer,
     ];
+
+    /// Returns true if there is what it needs.
+    pub(super) const fn can_run(self, programs: Programs<'_>) -> bool {
+        !matches!(self, Self::ImageStreamer) || programs.image_streamer.is_some()
+    }
 
     /// Dumps and restores a workload. `daemon` has mapped its region; a new one has the options `region`.
     pub(super) fn dump_and_restore(
         self,
         daemon: &Daemon,
         region: &daemon::Options,
-        criu: &Path,
+        programs: Programs<'_>,
         work: &Path,
         workload: &mut Workload,
     ) -> Result<Sample> {
@@ -86,8 +104,13 @@ impl Contender {
                 daemon.stop()?;
                 Ok(sample)
             }
-            Self::Local => local(criu, work, workload),
-            Self::PageServer => page_server(criu, work, workload),
+            Self::Local => local(programs.criu, work, workload),
+            Self::PageServer => page_server(programs.criu, work, workload),
+            Self::ImageStreamer => {
+                let streamer = programs.image_streamer;
+                let streamer = streamer.context("there is no criu-image-streamer")?;
+                image_streamer(programs.criu, streamer, work, workload)
+            }
         }
     }
 }
@@ -188,6 +211,111 @@ fn page_server(criu: &Path, work: &Path, workload: &mut Workload) -> Result<Samp
         server_cpu_s,
         ..from_stats(&criu::dump_stats(&images)?)
     })
+}
+
+/// A `criu-image-streamer` takes its images from pipes and gives them to pipes: beside each a thread copies between the
+/// pipe and a file, which the kernel splices.
+fn image_streamer(
+    criu: &Path,
+    streamer: &Path,
+    work: &Path,
+    workload: &mut Workload,
+) -> Result<Sample> {
+    let images = work.join("images");
+    std::fs::create_dir(&images).context("create an images directory")?;
+    let stored = work.join("stored");
+    let start = Instant::now();
+    let mut capture = Streamer::start(streamer, &images, "capture")?;
+    let mut from = capture.0.stdout.take().context("take its stdout")?;
+    let mut to = File::create_new(&stored).context("create a file")?;
+    let copy = std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+    run(
+        Command::new(criu)
+            .args(["dump", "--stream"])
+            .args(["-t", &workload.pid().to_string(), "-o", "dump.log", "-D"])
+            .arg(&images),
+        &images.join("dump.log"),
+    )?;
+    let cpu = process::ended_children_cpu_time()?;
+    capture.end()?;
+    let server_cpu_s = (process::ended_children_cpu_time()? - cpu).as_secs_f64();
+    join(copy).context("store the images")?;
+    let dump_ms = ms(start.elapsed());
+    let sample = from_stats(&criu::dump_stats(&images)?);
+    workload.wait_until_gone()?;
+    let start = Instant::now();
+    let mut serve = Streamer::start(streamer, &images, "serve")?;
+    let mut to = serve.0.stdin.take().context("take its stdin")?;
+    let mut from = File::open(&stored).context("open the file")?;
+    let copy = std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+    run(
+        Command::new(criu)
+            .args(["restore", "-d", "--stream", "-o", "restore.log", "-D"])
+            .arg(&images),
+        &images.join("restore.log"),
+    )?;
+    let restore_ms = ms(start.elapsed());
+    serve.end()?;
+    join(copy).context("read the images")?;
+    Ok(Sample {
+        dump_ms,
+        restore_ms,
+        server_cpu_s,
+        ..sample
+    })
+}
+
+fn join(copy: std::thread::JoinHandle<std::io::Result<u64>>) -> Result<()> {
+    match copy.join() {
+        Ok(copied) => copied.map(drop).context("copy"),
+        Err(_) => bail!("the copying thread died"),
+    }
+}
+
+/// A `criu-image-streamer` that runs. It ends by itself when CRIU has what it wants, and is killed when it is dropped
+/// before.
+struct Streamer(Child);
+
+impl Streamer {
+    /// Starts it, and waits until CRIU can connect to its socket.
+    fn start(program: &Path, images: &Path, what: &str) -> Result<Self> {
+        let child = Command::new(program)
+            .arg("--images-dir")
+            .arg(images)
+            .arg(what)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let child = child.with_context(|| format!("start {}", program.display()))?;
+        let mut streamer = Self(child);
+        let said = streamer.0.stderr.as_mut().context("take its stderr")?;
+        let mut lines = BufReader::with_capacity(1, said);
+        let mut line = String::new();
+        while line != "socket-init\n" {
+            line.clear();
+            if lines.read_line(&mut line).context("read what it says")? == 0 {
+                bail!("{} {what} ends before it has a socket", program.display());
+            }
+        }
+        Ok(streamer)
+    }
+
+    fn end(mut self) -> Result<()> {
+        let status = self.0.wait().context("wait for criu-image-streamer")?;
+        if !status.success() {
+            bail!("criu-image-streamer fails ({status})");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Streamer {
+    fn drop(&mut self) {
+        // One that has ended is not there any more.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Starts a page server in the foreground, as our child, and waits until it listens.

@@ -21,7 +21,7 @@ use permafrost_tests::process;
 use permafrost_tests::workload::{self, Workload};
 use serde_json::Value;
 
-use self::contenders::{Contender, Sample};
+use self::contenders::{Contender, Programs, Sample};
 use crate::rig::{self, Interrupt};
 use crate::setup::{self, Criu};
 use crate::ui;
@@ -63,6 +63,9 @@ pub(crate) struct Options {
     /// Checkpoints in the region whose recovery is timed; 0 leaves that out.
     #[arg(long, default_value_t = 1000)]
     recovery: u64,
+    /// Measure this criu-image-streamer too: <https://github.com/checkpoint-restore/criu-image-streamer>, built by hand.
+    #[arg(long, value_name = "PROGRAM")]
+    image_streamer: Option<PathBuf>,
     /// Print JSON instead of tables.
     #[arg(long)]
     json: bool,
@@ -138,6 +141,10 @@ fn one_machine(options: &Options) -> Result<()> {
     let largest = options.sizes.iter().max().copied().unwrap_or(0);
     // A dump with a quarter to spare.
     let region_mib = largest + largest / 4 + 256;
+    let programs = Programs {
+        criu: &criu,
+        image_streamer: options.image_streamer.as_deref(),
+    };
     // The region, a new one of that size, and the images of one dump.
     let dir = rig::memory_dir(2 * region_mib + largest + largest / 4 + 256)?;
     let region = daemon::Options {
@@ -148,9 +155,11 @@ fn one_machine(options: &Options) -> Result<()> {
     settle(&daemon)?;
     let mut measured = Vec::new();
     for &size_mib in &options.sizes {
-        let mut samples: Vec<(Contender, Vec<Sample>)> = Contender::ALL
+        let contenders = Contender::ALL.into_iter();
+        let contenders = contenders.filter(|contender| contender.can_run(programs));
+        let mut samples: Vec<(Contender, Vec<Sample>)> = contenders
             .map(|contender| (contender, Vec::new()))
-            .into();
+            .collect();
         for run in 0..options.runs {
             for (contender, samples) in &mut samples {
                 interrupt.check()?;
@@ -169,7 +178,7 @@ fn one_machine(options: &Options) -> Result<()> {
                 let sample = contender.dump_and_restore(
                     &daemon,
                     &region,
-                    &criu,
+                    programs,
                     work.path(),
                     &mut workload,
                 )?;

@@ -79,6 +79,7 @@ const FIGURES: [Figure; 6] = [
             Contender::Stream,
             Contender::NewRegion,
             Contender::PageServer,
+            Contender::ImageStreamer,
         ],
         aims: &[],
         stream_aim: None,
@@ -117,8 +118,9 @@ impl Report<'_> {
             );
         }
         out += "\nfrozen, writing pages: CRIU's own statistics. Processor time: utime + stime of permafrostd during the dump, of\n\
-                criu page-server over its life; 10 ms ticks. Memory: highest RssAnon + RssFile of permafrostd during dump and\n\
-                restore, looked at every 5 ms; the region on tmpfs counts as RssShmem and is left out.\n";
+                criu page-server and criu-image-streamer over their lives; 10 ms ticks. Memory: highest RssAnon + RssFile\n\
+                of permafrostd during dump and restore, looked at every 5 ms; the region on tmpfs counts as RssShmem and\n\
+                is left out.\n";
         out
     }
 
@@ -147,6 +149,11 @@ impl Measured {
             .unwrap_or(0)
     }
 
+    /// Returns the contenders that were measured.
+    fn contenders(&self) -> impl Iterator<Item = Contender> {
+        self.samples.iter().map(|(contender, _)| *contender)
+    }
+
     fn values(&self, figure: &Figure, contender: Contender) -> Vec<f64> {
         let samples = self
             .samples
@@ -164,7 +171,7 @@ impl Measured {
 
     fn rows(&self) -> Vec<Vec<String>> {
         let mut head = vec![String::new()];
-        head.extend(Contender::ALL.map(|contender| contender.to_string()));
+        head.extend(self.contenders().map(|contender| contender.to_string()));
         head.extend([
             "of criu dump".to_owned(),
             "of page-server".to_owned(),
@@ -174,7 +181,7 @@ impl Measured {
         let mut rows = vec![head];
         for figure in &FIGURES {
             let mut row = vec![format!("{} ({})", figure.name, figure.unit)];
-            for contender in Contender::ALL {
+            for contender in self.contenders() {
                 row.push(if figure.measured.contains(&contender) {
                     spread(&self.values(figure, contender))
                 } else {
@@ -239,7 +246,7 @@ impl Measured {
 
     fn json(&self) -> Value {
         let mut contenders = serde_json::Map::new();
-        for contender in Contender::ALL {
+        for contender in self.contenders() {
             let mut figures = serde_json::Map::new();
             for figure in FIGURES
                 .iter()
