@@ -255,3 +255,29 @@ fn what_it_cannot_use_is_refused() {
     process::signal(next.child.id(), Signal::TERM).unwrap();
     assert_eq!(next.ended(), Some(0));
 }
+
+#[test]
+fn a_second_interrupt_kills_a_node_that_does_not_stop() {
+    let Some((etcd, work)) = site("a_second_interrupt_kills_a_node_that_does_not_stop") else {
+        return;
+    };
+    let mut playground = Playground::start(&work.path().join("stubborn"), &etcd);
+    let pids = playground.pids();
+    process::stop(pids[1]).unwrap();
+    let command = playground.child.id();
+    process::signal(command, Signal::INT).unwrap();
+    process::wait_for("the end of the other nodes", LIMIT, || {
+        let others = [pids[0], pids[2]];
+        Ok((!others.into_iter().any(process::is_alive)).then_some(()))
+    })
+    .unwrap();
+    assert!(process::is_alive(pids[1]) && process::is_alive(command));
+    process::signal(command, Signal::INT).unwrap();
+    // The command loses its own patience after two minutes.
+    let soon = Duration::from_secs(60);
+    process::wait_for("the end of the command", soon, || {
+        Ok((!process::is_alive(command)).then_some(()))
+    })
+    .unwrap();
+    assert_eq!(playground.ended(), Some(0));
+}

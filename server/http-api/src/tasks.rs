@@ -30,7 +30,7 @@ pub(super) fn given<T: Copy>(value: Option<T>, what: What) -> Figure<T> {
     }
 }
 
-/// What the store knows of the tasks of a request.
+/// Completes the tasks of a request with the knowledge of the store.
 pub(super) struct Known<'a> {
     asked: &'a Asked<'a>,
     /// The checkpoints, and the time since they were listed: all tasks of a request see them at the same time.

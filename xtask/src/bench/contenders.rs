@@ -226,6 +226,7 @@ fn image_streamer(
     let stored = work.join("stored");
     let start = Instant::now();
     let mut capture = Streamer::start(streamer, &images, "capture")?;
+    capture.listens()?;
     let mut from = capture.0.stdout.take().context("take its stdout")?;
     let mut to = File::create_new(&stored).context("create a file")?;
     let copy = std::thread::spawn(move || std::io::copy(&mut from, &mut to));
@@ -248,6 +249,8 @@ fn image_streamer(
     let mut to = serve.0.stdin.take().context("take its stdin")?;
     let mut from = File::open(&stored).context("open the file")?;
     let copy = std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+    // It has read everything by then.
+    serve.listens()?;
     run(
         Command::new(criu)
             .args(["restore", "-d", "--stream", "-o", "restore.log", "-D"])
@@ -277,7 +280,6 @@ fn join(copy: std::thread::JoinHandle<std::io::Result<u64>>) -> Result<()> {
 struct Streamer(Child);
 
 impl Streamer {
-    /// Starts it, and waits until CRIU can connect to its socket.
     fn start(program: &Path, images: &Path, what: &str) -> Result<Self> {
         let child = Command::new(program)
             .arg("--images-dir")
@@ -288,17 +290,20 @@ impl Streamer {
             .stderr(Stdio::piped())
             .spawn();
         let child = child.with_context(|| format!("start {}", program.display()))?;
-        let mut streamer = Self(child);
-        let said = streamer.0.stderr.as_mut().context("take its stderr")?;
+        Ok(Self(child))
+    }
+
+    /// Waits until CRIU can connect to its socket.
+    fn listens(&mut self) -> Result<()> {
+        let said = self.0.stderr.as_mut().context("take its stderr")?;
         let mut lines = BufReader::with_capacity(1, said);
-        let mut line = String::new();
-        while line != "socket-init\n" {
-            line.clear();
-            if lines.read_line(&mut line).context("read what it says")? == 0 {
-                bail!("{} {what} ends before it has a socket", program.display());
+        let mut all = String::new();
+        while !all.ends_with("socket-init\n") {
+            if lines.read_line(&mut all).context("read what it says")? == 0 {
+                bail!("criu-image-streamer ends before it has a socket:\n{all}");
             }
         }
-        Ok(streamer)
+        Ok(())
     }
 
     fn end(mut self) -> Result<()> {
