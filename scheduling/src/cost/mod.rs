@@ -179,9 +179,6 @@ pub(crate) trait Tally: Sized {
     /// Records that the cost does not include a fixed part.
     fn omitted(&mut self, missing: Missing);
 
-    /// Returns the sums that a decision compares.
-    fn sums(&self) -> &Sums;
-
     #[inline]
     fn with(mut self, part: Part, time: Estimate<Seconds>) -> Self {
         self.aged(time.age);
@@ -231,11 +228,6 @@ impl Tally for Sums {
 
     #[inline]
     fn omitted(&mut self, _missing: Missing) {}
-
-    #[inline]
-    fn sums(&self) -> &Sums {
-        self
-    }
 }
 
 /// Cost of preempting or resuming a task, part by part.
@@ -284,11 +276,6 @@ impl Tally for TaskCost {
     fn omitted(&mut self, missing: Missing) {
         self.omits = Some(missing);
     }
-
-    #[inline]
-    fn sums(&self) -> &Sums {
-        &self.sums
-    }
 }
 
 impl TaskCost {
@@ -296,6 +283,11 @@ impl TaskCost {
     pub fn parts(&self) -> impl Iterator<Item = (Part, TimeSpread)> {
         let all = Part::ALL.into_iter().zip(self.parts);
         all.filter(|(_, time)| time.p95 > Seconds::ZERO)
+    }
+
+    /// Returns the sums that a decision compares.
+    pub(crate) const fn sums(&self) -> &Sums {
+        &self.sums
     }
 
     /// Returns the time that the victim loses.
