@@ -284,6 +284,7 @@ fn wire() -> Seeds {
         name: "n1".into(),
         region: String::new(),
         versions: Some(permafrost_protocol::versions::SpokenVersions::built()),
+        tls_bulk: true,
     };
     let ping = Request {
         body: Some(request::Body::Ping(request::Ping {})),

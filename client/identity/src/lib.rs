@@ -160,6 +160,15 @@ impl Identity {
         self.material.https_client()
     }
 
+    /// Returns the configuration of a bulk stream to a node over TLS 1.3: shows this identity's certificate, and
+    /// compares the node's with the [`server_name`] that is connected to.
+    ///
+    /// # Errors
+    /// TLS cannot be set up; this does not happen with loaded certificates.
+    pub fn bulk_client_config(&self) -> Result<rustls::ClientConfig, IdentityError> {
+        self.material.bulk_client()
+    }
+
     /// Begins a connection to node `name` at `address`.
     ///
     /// Once the connection is established, this side has verified the node. Whether the node accepts this side

@@ -311,6 +311,15 @@ impl ReloadingIdentity {
         tls::https_server_config(self.shared.clone())
     }
 
+    /// Returns the configuration of a server of bulk streams over TLS 1.3 that follows changes of the files; client
+    /// certificates are required.
+    ///
+    /// # Errors
+    /// TLS cannot be set up; this does not happen with loaded certificates.
+    pub fn bulk_server_config(&self) -> Result<rustls::ServerConfig, IdentityError> {
+        tls::bulk_server_config(self.shared.clone())
+    }
+
     /// Returns the QUIC client configuration of the current identity. Call it anew for each connection.
     pub fn quic_client_config(&self) -> quinn::ClientConfig {
         self.current().quic_client_config()

@@ -160,6 +160,18 @@ impl Material {
         https_client_config(self.servers.clone(), Some(&self.certified))
     }
 
+    /// Returns the configuration of a client of bulk streams over TLS.
+    pub(crate) fn bulk_client(&self) -> Result<rustls::ClientConfig, IdentityError> {
+        let versions = [&rustls::version::TLS13];
+        let offered = vec![wire::BULK_ALPN.to_vec()];
+        client_config(
+            self.servers.clone(),
+            Some(&self.certified),
+            &versions,
+            offered,
+        )
+    }
+
     /// Refuses a certificate that is denied.
     pub(crate) fn check_not_denied(
         &self,
@@ -317,13 +329,9 @@ fn quic_client_config(
     servers: &Arc<dyn ServerCertVerifier>,
     spoken: VersionRange,
 ) -> Result<quinn::ClientConfig, IdentityError> {
-    let mut config = rustls::ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .dangerous()
-        .with_custom_certificate_verifier(servers.clone())
-        .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certified.as_ref().clone())));
-    config.alpn_protocols = wire::offered(spoken);
-    config.resumption = Resumption::disabled();
+    let versions = [&rustls::version::TLS13];
+    let offered = wire::offered(spoken);
+    let config = client_config(servers.clone(), Some(certified), &versions, offered)?;
     let config = QuicClientConfig::try_from(config)
         .map_err(|error| rustls::Error::General(error.to_string()))?;
     Ok(quinn::ClientConfig::new(Arc::new(config)))
@@ -338,6 +346,15 @@ pub(crate) fn quic_server_config(
     let config = QuicServerConfig::try_from(config)
         .map_err(|error| rustls::Error::General(error.to_string()))?;
     Ok(quinn::ServerConfig::with_crypto(Arc::new(config)))
+}
+
+/// Returns the configuration of a server of bulk streams over TLS; requires a certificate.
+pub(crate) fn bulk_server_config(
+    source: Arc<dyn Current>,
+) -> Result<rustls::ServerConfig, IdentityError> {
+    let mut config = server_config(source, &[&rustls::version::TLS13])?;
+    config.alpn_protocols = vec![wire::BULK_ALPN.to_vec()];
+    Ok(config)
 }
 
 /// Returns the configuration of an HTTPS server. A client without a certificate is accepted, and has to
@@ -358,8 +375,17 @@ fn https_client_config(
     certified: Option<&Arc<CertifiedKey>>,
 ) -> Result<rustls::ClientConfig, IdentityError> {
     let versions = [&rustls::version::TLS13, &rustls::version::TLS12];
+    client_config(servers, certified, &versions, vec![HTTP_1_1.to_vec()])
+}
+
+fn client_config(
+    servers: Arc<dyn ServerCertVerifier>,
+    certified: Option<&Arc<CertifiedKey>>,
+    versions: &[&'static SupportedProtocolVersion],
+    alpn_protocols: Vec<Vec<u8>>,
+) -> Result<rustls::ClientConfig, IdentityError> {
     let config = rustls::ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&versions)?
+        .with_protocol_versions(versions)?
         .dangerous()
         .with_custom_certificate_verifier(servers);
     let mut config = match certified {
@@ -369,7 +395,7 @@ fn https_client_config(
         }
         None => config.with_no_client_auth(),
     };
-    config.alpn_protocols = vec![HTTP_1_1.to_vec()];
+    config.alpn_protocols = alpn_protocols;
     config.resumption = Resumption::disabled();
     Ok(config)
 }

@@ -12,3 +12,5 @@ pub const BUSY: u32 = 3;
 pub const MISBEHAVED: u32 = 4;
 /// The peer's certificate has expired or is denied, or its CA is no longer trusted.
 pub const REFUSED: u32 = 5;
+/// A bulk stream over TLS was lost: the dump may go on in another conversation.
+pub const BULK_LOST: u32 = 6;

@@ -25,6 +25,10 @@ pub struct Hello {
     /// Release of the sender and the versions that it speaks; from version 2 on.
     #[prost(message, optional, tag = "4")]
     pub versions: Option<SpokenVersions>,
+    /// True in the answer of a node that takes the bulk streams of dumps over TLS, on the TCP port that has the number of
+    /// its UDP port.
+    #[prost(bool, tag = "5")]
+    pub tls_bulk: bool,
 }
 
 /// Second message of a stream: the operation that the client requests.

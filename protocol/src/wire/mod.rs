@@ -4,7 +4,8 @@
 //! [`message::Request`] one way, [`message::Reply`] the other, framed as control messages are
 //! ([`crate::control::framing`]). Pages travel beside it, on a unidirectional *bulk* stream that begins with a
 //! [`frame::Preamble`] and then consists of [`frame::Header`]s, each with its payload. [`sender`] and [`receiver`]
-//! are the two ends of that stream, over all connections of a dump; [`conversation`] is the two ends of a dump as a
+//! are the two ends of that stream, over all connections of a dump. A dump's bulk stream may be a TLS connection over TCP
+//! instead, if the node's Hello says so. [`conversation`] is the two ends of a dump as a
 //! whole, which nodes and agents run, and which are tested over a simulated network.
 
 pub mod code;
@@ -19,6 +20,9 @@ use crate::versions::VersionRange;
 /// ALPN protocol name of a version is this name, a slash and the version. The name alone is offered and taken last: on
 /// such a connection each conversation is refused, with an error that names the versions of both.
 pub const ALPN: &str = "permafrost";
+
+/// ALPN protocol name of a bulk stream over TLS. Everything else about it was agreed on in the dump's conversation.
+pub const BULK_ALPN: &[u8] = b"permafrost-bulk/1";
 
 /// First version in which a node answers a [`message::Hello`] with its own, before the request comes.
 pub const HELLO_ANSWERED: u32 = 2;

@@ -466,6 +466,7 @@ fn first_words_are_checked() {
         name: "n1".into(),
         region: String::new(),
         versions: None,
+        tls_bulk: false,
     };
     assert_eq!(check_hello(&hello, 1), Ok(()));
     let newer = Hello {

@@ -38,6 +38,8 @@ pub struct DumpProgress {
     pub sent_bytes: u64,
     /// Number of conversations begun: 1 if the connection was never lost.
     pub conversations: u32,
+    /// True if the frames of the latest conversation go over TLS, and not over QUIC.
+    pub over_tls: bool,
 }
 
 struct State {
@@ -48,6 +50,7 @@ struct State {
     failed: Option<PeerError>,
     raw_bytes: u64,
     sent_bytes: u64,
+    over_tls: bool,
 }
 
 struct Shared {
@@ -126,6 +129,7 @@ impl DumpSender {
                 failed: None,
                 raw_bytes: 0,
                 sent_bytes: 0,
+                over_tls: false,
             }),
             changed: Condvar::new(),
             work: Notify::new(),
@@ -295,6 +299,7 @@ impl DumpSender {
             raw_bytes: state.raw_bytes,
             sent_bytes: state.sent_bytes,
             conversations: state.client.conversations(),
+            over_tls: state.over_tls,
         }
     }
 

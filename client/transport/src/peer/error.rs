@@ -46,6 +46,14 @@ pub enum PeerError {
         #[source]
         source: quinn::ConnectionError,
     },
+    /// A bulk stream over TLS was lost, although the connection of its conversation may be there.
+    #[error("the stream of pages with {node} was lost: {kind}")]
+    BulkLost {
+        /// Name of the peer.
+        node: String,
+        /// Kind of the socket's error.
+        kind: std::io::ErrorKind,
+    },
     /// The peer ended the stream.
     #[error("{node} ended the conversation while {doing} (code {code})")]
     Ended {
@@ -126,7 +134,7 @@ impl PeerError {
     pub const fn may_have_arrived(&self) -> bool {
         matches!(
             self,
-            Self::Lost { .. } | Self::Ended { .. } | Self::Deadline { .. }
+            Self::Lost { .. } | Self::BulkLost { .. } | Self::Ended { .. } | Self::Deadline { .. }
         )
     }
 
@@ -164,6 +172,13 @@ impl PeerError {
         }
     }
 
+    pub(crate) fn bulk_lost(node: &str, error: &std::io::Error) -> Self {
+        Self::BulkLost {
+            node: node.to_owned(),
+            kind: error.kind(),
+        }
+    }
+
     pub(crate) fn ended(node: &str, doing: &'static str, code: u64) -> Self {
         Self::Ended {
             node: node.to_owned(),
@@ -197,9 +212,10 @@ impl PeerError {
     /// Returns the end of a conversation that this error is.
     pub(crate) fn end(&self) -> ConversationOutcome {
         match self {
-            Self::Lost { .. } | Self::Unreachable { .. } | Self::Deadline { .. } => {
-                ConversationOutcome::Lost
-            }
+            Self::Lost { .. }
+            | Self::BulkLost { .. }
+            | Self::Unreachable { .. }
+            | Self::Deadline { .. } => ConversationOutcome::Lost,
             Self::Ended { code, .. } => ConversationOutcome::Stopped(*code),
             Self::Refused { error, .. } => ConversationOutcome::Refused(error.code()),
             _ => ConversationOutcome::Violated,

@@ -8,9 +8,10 @@ use permafrost_protocol::wire::message::{FetchOpened, Reply, request};
 use quinn::{RecvStream, VarInt};
 use tokio::sync::mpsc;
 
+use super::bulk::BulkReceiver;
 use super::network::{Link, Network, answered};
 use super::outflow::QUEUED_FRAMES;
-use super::stream::{self, Bulk, within};
+use super::stream::{self, within};
 use super::{PeerError, ReceivedFrame, code, decode};
 
 /// Time limit for a node's next frame, as a multiple of the frame timeout: the node verifies pages as it reads
@@ -128,7 +129,7 @@ async fn take(
             .await
             .map_err(|_| PeerError::ended(node, "a bulk stream", 0))
     });
-    let mut bulk = Bulk::new(stream.await?);
+    let mut bulk = BulkReceiver::over_quic(stream.await?);
     let mut sequence = 0;
     loop {
         let bytes = within(node, "frames", patience, bulk.array(node, timeout)).await?;

@@ -13,10 +13,11 @@ use permafrost_protocol::wire::conversation::{
 };
 use permafrost_protocol::wire::message::{Closed, Commit, Committed, Prepared, reply, request};
 use quinn::{RecvStream, SendStream, VarInt};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
+use super::bulk::BulkReceiver;
 use super::router::Router;
-use super::stream::{self, Bulk, within};
+use super::stream::{self, within};
 use super::{PeerError, PeerOptions, ReceivedFrame, code, decode};
 
 /// Most dumps that are kept, including those that are over but whose last reply may have to be repeated.
@@ -71,11 +72,35 @@ pub(crate) struct Session {
     changed: Condvar,
     /// Notified when there is a reply, or room in the queue, or a conversation is to end.
     news: watch::Sender<()>,
+    /// Takes the bulk stream over TLS that the latest conversation waits for.
+    bulk: Mutex<Option<oneshot::Sender<BulkReceiver>>>,
+}
+
+/// The bulk stream of a conversation, which comes in one of two ways.
+struct Arriving {
+    quic: oneshot::Receiver<RecvStream>,
+    tls: oneshot::Receiver<BulkReceiver>,
 }
 
 impl Session {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    /// Begins to wait for the bulk stream of a conversation. An earlier conversation waits no longer.
+    fn expect_bulk(&self, id: [u8; SESSION_BYTES], router: &Router) -> Arriving {
+        let (give, tls) = oneshot::channel();
+        *self.bulk.lock() = Some(give);
+        Arriving {
+            quic: router.claim(id),
+            tls,
+        }
+    }
+
+    /// Hands over the bulk stream that has come over TLS. Returns false if no conversation waits for one.
+    pub(crate) fn deliver(&self, bulk: BulkReceiver) -> bool {
+        let waiting = self.bulk.lock().take();
+        waiting.is_some_and(|waiting| waiting.send(bulk).is_ok())
     }
 
     /// Applies a call of the handler, and wakes the conversations.
@@ -148,6 +173,7 @@ impl Sessions {
             }),
             changed: Condvar::new(),
             news: watch::Sender::new(()),
+            bulk: Mutex::default(),
         });
         let mut sessions = self.lock();
         let own = sessions.keys().filter(|(owner, _)| owner == peer).count();
@@ -212,9 +238,12 @@ impl Sessions {
         if ended.is_ok() {
             let _ = send.finish();
         } else {
-            let misbehaved = VarInt::from_u32(code::MISBEHAVED);
-            let _ = send.reset(misbehaved);
-            let _ = receive.stop(misbehaved);
+            let why = match ended {
+                Err(PeerError::BulkLost { .. }) => code::BULK_LOST,
+                _ => code::MISBEHAVED,
+            };
+            let _ = send.reset(VarInt::from_u32(why));
+            let _ = receive.stop(VarInt::from_u32(why));
         }
         let Some(forget_at) = forget_at else {
             return self.forget(id, &session);
@@ -255,6 +284,8 @@ impl Conversation<'_> {
         receive: &mut RecvStream,
     ) -> Result<(), PeerError> {
         let mut news = self.session.news.subscribe();
+        // Before the reply, upon which the sender opens it.
+        let arriving = self.session.expect_bulk(id, router);
         // The handler has decided on the dump: frames may come.
         if !self.say(&mut news, send).await? {
             return Ok(());
@@ -263,13 +294,21 @@ impl Conversation<'_> {
             while self.say(&mut news, send).await? {}
             Ok(())
         });
-        let mut frames = std::pin::pin!(self.take_in(id, router));
+        let mut frames = std::pin::pin!(self.take_in(arriving));
         let mut commits = std::pin::pin!(self.take_commit(receive));
         let (mut all_in, mut committing) = (false, false);
         loop {
             tokio::select! {
                 said = &mut said => return said,
-                taken = &mut frames, if !all_in => { taken?; all_in = true; }
+                taken = &mut frames, if !all_in => match taken {
+                    Ok(()) => all_in = true,
+                    // A sender that gives up says so on this conversation, which may come later.
+                    Err(lost @ PeerError::BulkLost { .. }) if !committing => {
+                        let words = tokio::time::timeout(stream::LAST_WORDS, &mut commits).await;
+                        return Err(words.ok().and_then(Result::err).unwrap_or(lost));
+                    }
+                    Err(error) => return Err(error),
+                },
                 taken = &mut commits, if !committing => { taken?; committing = true; }
             }
         }
@@ -295,14 +334,17 @@ impl Conversation<'_> {
     }
 
     /// Receives frames until the last of them, as fast as the handler takes them.
-    async fn take_in(&self, id: [u8; SESSION_BYTES], router: &Router) -> Result<(), PeerError> {
+    async fn take_in(&self, arriving: Arriving) -> Result<(), PeerError> {
         let session = self.session;
         let node = session.peer.as_str();
-        let stream = within(node, "a bulk stream", self.options.request_timeout, async {
-            let claimed = router.claim(id).await;
-            claimed.map_err(|_| PeerError::ended(node, "a bulk stream", 0))
+        let bulk = within(node, "a bulk stream", self.options.request_timeout, async {
+            tokio::select! {
+                Ok(stream) = arriving.quic => Ok(BulkReceiver::over_quic(stream)),
+                Ok(bulk) = arriving.tls => Ok(bulk),
+                else => Err(PeerError::ended(node, "a bulk stream", 0)),
+            }
         });
-        let mut bulk = Bulk::new(stream.await?);
+        let mut bulk = bulk.await?;
         let mut news = session.news.subscribe();
         let timeout = self.options.frame_timeout;
         let refused = |error| {

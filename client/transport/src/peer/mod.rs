@@ -1,4 +1,4 @@
-//! QUIC between nodes: the shell around [`permafrost_protocol::wire`].
+//! Conversations between nodes, over QUIC: the shell around [`permafrost_protocol::wire`].
 //!
 //! ```text
 //!   threads of the store                tasks of the runtime               threads of the peer's store
@@ -12,8 +12,11 @@
 //! The pushing thread waits while the window is full: so a slow peer slows CRIU down, instead of filling
 //! memory. A lost connection is restored, and the dump continues behind the last frame that the peer has.
 //!
+//! The bulk stream is a TLS connection over TCP where the node takes one, and else a stream of the QUIC connection.
+//!
 //! The blocking calls must not be made on threads of the runtime.
 
+mod bulk;
 mod coding;
 mod dump;
 mod error;

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use permafrost_identity::{Peer, ReloadingIdentity, Role, Tenure, server_name};
+use bytes::Bytes;
+use permafrost_identity::{Identity, Peer, ReloadingIdentity, Role, Tenure, server_name};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::versions;
 use permafrost_protocol::wire::agreed;
+use permafrost_protocol::wire::conversation::SESSION_BYTES;
+use permafrost_protocol::wire::frame::Preamble;
 use permafrost_protocol::wire::message::{Hello, Reply, reply, request};
 use quinn::crypto::rustls::HandshakeData;
 use quinn::{
@@ -18,6 +21,7 @@ use quinn::{
 };
 use tokio::runtime::Handle;
 
+use super::bulk::{self, BulkSender};
 use super::reset::{Ids, ResetKey};
 use super::router::Router;
 use super::stream::{self, Asking, within};
@@ -39,6 +43,11 @@ impl<F: Fn(&str) -> Option<SocketAddr> + Send + Sync + 'static> Addresses for F 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
+/// Time limit for a bulk stream over TLS: between nodes of one site it takes some milliseconds, unless a firewall drops
+/// its packets.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for which bulk streams go over QUIC after one over TLS has failed.
+const DIAL_PAUSE: Duration = Duration::from_secs(60);
 /// Error of QUIC for the alert no_application_protocol of TLS (RFC 9001, 4.8; RFC 7301, 3.2).
 const NO_APPLICATION_PROTOCOL: u64 = 0x100 + 120;
 
@@ -59,6 +68,42 @@ impl Link {
     pub(crate) fn begin(&self) -> bool {
         self.hold.used.swap(true, Ordering::AcqRel)
     }
+
+    /// Opens the stream for the frames of conversation `id`: over TLS, if the node takes such streams and
+    /// can be reached on its TCP port, else over QUIC.
+    pub(crate) async fn open_bulk(
+        &self,
+        node: &str,
+        identity: &Identity,
+        tls_bulk: bool,
+        id: [u8; SESSION_BYTES],
+    ) -> Result<BulkSender, PeerError> {
+        let preamble = Preamble { id };
+        if tls_bulk && self.hold.may_dial() {
+            let address = self.connection.remote_address();
+            let dialed = bulk::dial(identity, node, address, &preamble);
+            match tokio::time::timeout(DIAL_TIMEOUT, dialed).await {
+                Ok(Ok(bulk)) => return Ok(bulk),
+                Ok(Err(error)) => self.bulk_failed(node, &error),
+                Err(_) => self.bulk_failed(node, &"no answer"),
+            }
+        }
+        let opened = self.connection.open_uni().await;
+        let stream = opened.map_err(|source| PeerError::lost(node, source))?;
+        let mut bulk = BulkSender::Quic(stream);
+        let mut chunks = [Bytes::copy_from_slice(&preamble.encode())];
+        bulk.write(node, &mut chunks).await?;
+        Ok(bulk)
+    }
+
+    /// Records that a bulk stream over TLS could not be opened, or was lost: those of the next time go over QUIC.
+    pub(crate) fn bulk_failed(&self, node: &str, why: &dyn std::fmt::Display) {
+        tracing::warn!(
+            event = "bulk-over-quic", node, %why,
+            "pages go over QUIC, as the node's TCP port does not take them"
+        );
+        *self.hold.dial_at.lock() = Some(Instant::now() + DIAL_PAUSE);
+    }
 }
 
 /// Ends a connection when it is dropped.
@@ -68,7 +113,15 @@ struct Hold {
     shown: String,
     /// True if a conversation was begun.
     used: AtomicBool,
+    /// Earliest time of the next bulk stream over TLS, after one has failed.
+    dial_at: parking_lot::Mutex<Option<Instant>>,
     _tenure: Tenure,
+}
+
+impl Hold {
+    fn may_dial(&self) -> bool {
+        self.dial_at.lock().is_none_or(|at| Instant::now() >= at)
+    }
 }
 
 impl Drop for Hold {
@@ -193,8 +246,8 @@ impl Network {
             let mut sent = false;
             let taken = within(node, "a request", timeout, async {
                 let hello = self.hello_on(&link);
-                let (mut send, mut receive) =
-                    stream::converse(&link, node, hello, asking, &mut sent).await?;
+                let opened = stream::converse(&link, node, hello, asking, &mut sent).await?;
+                let (mut send, mut receive) = (opened.send, opened.receive);
                 if is_whole {
                     let _ = send.finish();
                 }
@@ -247,6 +300,11 @@ impl Network {
 
     pub(crate) fn options(&self) -> &PeerOptions {
         &self.0.options
+    }
+
+    /// Returns the identity that the nodes are shown now.
+    pub(crate) fn identity(&self) -> Identity {
+        self.0.identity.current()
     }
 
     /// Returns the name of this end: that of its certificate.
@@ -400,6 +458,7 @@ impl Network {
             connection: connection.clone(),
             shown: own.subject().serial.clone(),
             used: AtomicBool::new(false),
+            dial_at: parking_lot::Mutex::default(),
             _tenure: tenure,
         });
         Ok(Link {

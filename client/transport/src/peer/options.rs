@@ -84,6 +84,8 @@ pub struct PeerOptions {
     /// Time for which a receiver waits for a dump's first frame, and after [`Close`](super::Kind::Close) for
     /// the next one: CRIU has not begun, or its dump is not sealed yet. Default 1 hour.
     pub dump_wait: Duration,
+    /// Send and take the pages of dumps over TLS on TCP, where the other end does so too. Default true.
+    pub tls_bulk: bool,
     /// Conditions for the compression of pages. Default adaptive.
     pub compression: Compression,
     /// Versions of the wire that are spoken. Default those of this process.
@@ -115,6 +117,7 @@ impl Default for PeerOptions {
             grace: Duration::from_secs(30),
             dump_idle: Duration::from_secs(10 * 60),
             dump_wait: Duration::from_secs(60 * 60),
+            tls_bulk: true,
             compression: Compression::Adaptive,
             wire: versions::own().of(Interface::Wire),
         }

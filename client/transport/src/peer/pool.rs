@@ -23,38 +23,54 @@ pub(crate) struct Pool(Arc<Kept>);
 
 type Kept = Mutex<Vec<Vec<u8>>>;
 
-/// A buffer that returns to its pool, unless the pool is gone.
-struct Lent {
-    bytes: Vec<u8>,
+/// A buffer that returns to its pool, unless the pool is gone or it is shorter than those that are kept.
+pub(crate) struct PayloadBuffer {
+    pub(crate) bytes: Vec<u8>,
     pool: Weak<Kept>,
 }
 
 impl Pool {
+    /// Returns an empty buffer with room for `length` bytes, at most [`BUFFER_BYTES`].
+    pub(crate) fn buffer(&self, length: usize) -> PayloadBuffer {
+        if !(MIN_POOLED_BYTES..=BUFFER_BYTES).contains(&length) {
+            return PayloadBuffer {
+                bytes: Vec::with_capacity(length),
+                pool: Weak::new(),
+            };
+        }
+        let kept = self.0.lock().pop();
+        PayloadBuffer {
+            bytes: kept.unwrap_or_else(|| Vec::with_capacity(BUFFER_BYTES)),
+            pool: Arc::downgrade(&self.0),
+        }
+    }
+
     /// Returns a payload of about `length` bytes, at most [`BUFFER_BYTES`], that `fill` writes into the empty
     /// buffer.
     pub(crate) fn payload(&self, length: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Bytes {
-        if !(MIN_POOLED_BYTES..=BUFFER_BYTES).contains(&length) {
-            let mut bytes = Vec::with_capacity(length);
-            fill(&mut bytes);
-            return bytes.into();
-        }
-        let kept = self.0.lock().pop();
-        let mut lent = Lent {
-            bytes: kept.unwrap_or_else(|| Vec::with_capacity(BUFFER_BYTES)),
-            pool: Arc::downgrade(&self.0),
-        };
-        fill(&mut lent.bytes);
-        Bytes::from_owner(lent)
+        let mut buffer = self.buffer(length);
+        fill(&mut buffer.bytes);
+        buffer.into_payload()
     }
 }
 
-impl AsRef<[u8]> for Lent {
+impl PayloadBuffer {
+    /// Returns the contents as a payload.
+    pub(crate) fn into_payload(mut self) -> Bytes {
+        if self.pool.strong_count() == 0 {
+            return std::mem::take(&mut self.bytes).into();
+        }
+        Bytes::from_owner(self)
+    }
+}
+
+impl AsRef<[u8]> for PayloadBuffer {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for Lent {
+impl Drop for PayloadBuffer {
     fn drop(&mut self) {
         let Some(pool) = self.pool.upgrade() else {
             return;

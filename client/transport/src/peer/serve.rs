@@ -1,5 +1,7 @@
 //! Serves peers: a socket, its connections, and their conversations.
 
+mod bulk;
+
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -158,6 +160,12 @@ struct Inner {
     disconnects: watch::Sender<u64>,
     /// Connections of each peer.
     peers: Arc<Shares>,
+    /// Bulk streams over TLS.
+    bulks: Arc<Shares>,
+    /// True if these are taken.
+    tls_bulk: bool,
+    /// Changed when the endpoint is closed.
+    closed: watch::Sender<()>,
 }
 
 /// A socket that serves peers. Dropping it closes the connections and ends the service.
@@ -184,6 +192,7 @@ impl Endpoint {
             .max_incoming(options.handshakes * 2);
         let key = ResetKey(identity.current().reset_key());
         let endpoint = resettable_endpoint(key, address, config, &options)?;
+        let bulk = bulk::Listener::beside(&endpoint, &identity, &options)?;
         let part = PartOf::new(&options);
         let all = options.conversations;
         let inner = Arc::new(Inner {
@@ -200,8 +209,14 @@ impl Endpoint {
             apis: Shares::new(part.calls, all),
             disconnects: watch::Sender::new(0),
             peers: Shares::new(part.connections, usize::MAX),
+            bulks: Shares::new(part.dumps, all),
+            tls_bulk: bulk.is_some(),
+            closed: watch::Sender::new(()),
             options,
         });
+        if let Some(listener) = bulk {
+            runtime.spawn(listener.accept(Arc::clone(&inner)));
+        }
         let accepting = Arc::clone(&inner);
         runtime.spawn(async move {
             while let Some(incoming) = accepting.endpoint.accept().await {
@@ -242,6 +257,7 @@ impl Drop for Endpoint {
         self.0
             .endpoint
             .close(VarInt::from_u32(code::DONE), b"shutting down");
+        self.0.closed.send_replace(());
         self.0.sessions.fail_all();
     }
 }
@@ -363,7 +379,10 @@ impl Conversation {
             }
             if let Some(version) = self.version.filter(|version| *version >= HELLO_ANSWERED) {
                 let own = self.inner.identity.current();
-                let hello = stream::hello(own.name(), "", version, self.inner.options.wire);
+                let hello = Hello {
+                    tls_bulk: self.inner.tls_bulk,
+                    ..stream::hello(own.name(), "", version, self.inner.options.wire)
+                };
                 let body = Some(reply::Body::Hello(hello));
                 stream::write(&mut send, name, "hello", &Reply { body }).await?;
             }

@@ -1,9 +1,7 @@
-//! Messages on a quinn stream, and frames from one.
+//! Messages on a quinn stream.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
-use bytes::Bytes;
 use permafrost_protocol::control::framing;
 use permafrost_protocol::versions::{self, SpokenVersions, VersionRange};
 use permafrost_protocol::wire::HELLO_ANSWERED;
@@ -14,7 +12,6 @@ use quinn::{RecvStream, SendStream};
 
 use super::PeerError;
 use super::network::Link;
-use super::pool::Pool;
 
 /// Longest first message of a peer, bytes: the names in a pull, a control request.
 pub(crate) const MAX_REQUEST_BYTES: usize = 1 << 20;
@@ -29,8 +26,6 @@ const READ_BYTES: usize = 64 << 10;
 const WRITE_PATIENCE: Duration = Duration::from_secs(60);
 /// Time for a peer that reads no more to report the reason.
 pub(crate) const LAST_WORDS: Duration = Duration::from_secs(5);
-/// Most chunks taken from quinn under one lock of the connection.
-const CHUNKS: usize = 32;
 
 /// Reads one message of at most `max_bytes`.
 pub(crate) async fn read<M: Message + Default>(
@@ -93,6 +88,14 @@ pub(crate) struct Asking {
     pub(crate) after_answer: bool,
 }
 
+/// A conversation that was opened.
+pub(crate) struct Opened {
+    pub(crate) send: SendStream,
+    pub(crate) receive: RecvStream,
+    /// True if the node takes bulk streams over TLS.
+    pub(crate) tls_bulk: bool,
+}
+
 /// Opens a conversation: a stream with the Hello and the request on it. Sets `sent` once the request may arrive.
 pub(crate) async fn converse(
     link: &Link,
@@ -100,7 +103,7 @@ pub(crate) async fn converse(
     hello: Hello,
     asking: Asking,
     sent: &mut bool,
-) -> Result<(SendStream, RecvStream), PeerError> {
+) -> Result<Opened, PeerError> {
     let (mut send, mut receive) = link
         .connection
         .open_bi()
@@ -108,8 +111,9 @@ pub(crate) async fn converse(
         .map_err(|source| PeerError::lost(node, source))?;
     let is_answered = link.version >= HELLO_ANSWERED;
     write(&mut send, node, "hello", &hello).await?;
+    let mut tls_bulk = false;
     if is_answered && asking.after_answer {
-        await_hello(&mut receive, node, link.version).await?;
+        tls_bulk = await_hello(&mut receive, node, link.version).await?;
     }
     *sent = true;
     let request = Request {
@@ -123,9 +127,13 @@ pub(crate) async fn converse(
         written => written?,
     }
     if is_answered && !asking.after_answer {
-        await_hello(&mut receive, node, link.version).await?;
+        tls_bulk = await_hello(&mut receive, node, link.version).await?;
     }
-    Ok((send, receive))
+    Ok(Opened {
+        send,
+        receive,
+        tls_bulk,
+    })
 }
 
 /// Returns the refusal that a node has sent, perhaps after its Hello.
@@ -143,13 +151,14 @@ async fn refusal(stream: &mut RecvStream, node: &str) -> Option<PeerError> {
     tokio::time::timeout(LAST_WORDS, read).await.ok()?
 }
 
-async fn await_hello(stream: &mut RecvStream, node: &str, version: u32) -> Result<(), PeerError> {
+/// Waits for the node's Hello. Returns true if the node takes bulk streams over TLS.
+async fn await_hello(stream: &mut RecvStream, node: &str, version: u32) -> Result<bool, PeerError> {
     let answer: Reply = read(stream, node, "hello", MAX_REQUEST_BYTES).await?;
     let hello = hello_answered(answer, version, node);
     let hello = hello.map_err(|error| PeerError::conversation(node, error))?;
     let release = hello.versions.map(|versions| versions.release);
     tracing::trace!(node, version, ?release, "conversation begun");
-    Ok(())
+    Ok(hello.tls_bulk)
 }
 
 /// Returns the Hello of `name` on a connection of this version, for an end that speaks `wire`.
@@ -159,6 +168,7 @@ pub(crate) fn hello(name: &str, region: &str, version: u32, wire: VersionRange) 
         name: name.to_owned(),
         region: region.to_owned(),
         versions: (version >= HELLO_ANSWERED).then(|| spoken(wire)),
+        tls_bulk: false,
     }
 }
 
@@ -167,110 +177,6 @@ pub(crate) fn spoken(wire: VersionRange) -> SpokenVersions {
     SpokenVersions {
         wire: Some(wire),
         ..versions::own().clone()
-    }
-}
-
-/// Bytes of a bulk stream, taken from quinn many chunks at a time.
-pub(crate) struct Bulk {
-    stream: RecvStream,
-    chunks: VecDeque<Bytes>,
-    available: usize,
-    buffers: Pool,
-}
-
-impl Bulk {
-    pub(crate) fn new(stream: RecvStream) -> Self {
-        Self {
-            stream,
-            chunks: VecDeque::new(),
-            available: 0,
-            buffers: Pool::default(),
-        }
-    }
-
-    /// Reads until `bytes` of them are buffered; returns false at a clean end before the first of them.
-    async fn fill(&mut self, node: &str, bytes: usize) -> Result<bool, PeerError> {
-        while self.available < bytes {
-            let mut taken: [Bytes; CHUNKS] = std::array::from_fn(|_| Bytes::new());
-            let read = self
-                .stream
-                .read_chunks(&mut taken)
-                .await
-                .map_err(|error| PeerError::read(node, "frames", error))?;
-            match read {
-                Some(count) => {
-                    for chunk in taken.into_iter().take(count) {
-                        self.available += chunk.len();
-                        self.chunks.push_back(chunk);
-                    }
-                }
-                None if self.available == 0 => return Ok(false),
-                None => return Err(PeerError::protocol(node, "a frame that is not whole")),
-            }
-        }
-        Ok(true)
-    }
-
-    /// Passes the next buffered bytes to `take`.
-    fn take(&mut self, mut bytes: usize, mut take: impl FnMut(&[u8])) {
-        self.available -= bytes;
-        while bytes > 0 {
-            let Some(chunk) = self.chunks.front_mut() else {
-                return;
-            };
-            let part = bytes.min(chunk.len());
-            take(&chunk[..part]);
-            bytes -= part;
-            if part == chunk.len() {
-                self.chunks.pop_front();
-            } else {
-                bytes::Buf::advance(chunk, part);
-            }
-        }
-    }
-
-    /// Returns the next `N` bytes; `None` at a clean end. Waits for the first of them without limit, for the
-    /// rest for `timeout`.
-    pub(crate) async fn array<const N: usize>(
-        &mut self,
-        node: &str,
-        timeout: Duration,
-    ) -> Result<Option<[u8; N]>, PeerError> {
-        if !self.fill(node, 1).await? {
-            return Ok(None);
-        }
-        within(node, "a frame", timeout, self.fill(node, N)).await?;
-        let mut array = [0; N];
-        let mut filled = 0;
-        self.take(N, |part| {
-            array[filled..filled + part.len()].copy_from_slice(part);
-            filled += part.len();
-        });
-        Ok(Some(array))
-    }
-
-    /// Returns the next `bytes` bytes, in one piece, within `timeout`.
-    pub(crate) async fn payload(
-        &mut self,
-        node: &str,
-        bytes: usize,
-        timeout: Duration,
-    ) -> Result<Bytes, PeerError> {
-        if bytes == 0 {
-            return Ok(Bytes::new());
-        }
-        if !within(node, "a frame", timeout, self.fill(node, bytes)).await? {
-            return Err(PeerError::protocol(node, "a frame without its payload"));
-        }
-        let buffers = self.buffers.clone();
-        let assemble =
-            |payload: &mut Vec<u8>| self.take(bytes, |part| payload.extend_from_slice(part));
-        Ok(buffers.payload(bytes, assemble))
-    }
-
-    /// Tells the sender that no more data is wanted.
-    pub(crate) fn stop(&mut self, code: quinn::VarInt) {
-        let _ = self.stream.stop(code);
     }
 }
 

@@ -1,5 +1,6 @@
-//! Tests of peers over real QUIC on the loopback interface.
+//! Tests of peers over real QUIC and TLS on the loopback interface.
 
+mod bulk;
 mod fetch;
 mod interruptions;
 mod misbehaviour;

@@ -37,6 +37,7 @@ fn hello(name: &str, version: u32) -> Vec<u8> {
         name: name.to_owned(),
         region: String::new(),
         versions: Some(SpokenVersions::built()),
+        tls_bulk: false,
     })
     .unwrap()
 }
@@ -114,6 +115,7 @@ fn who_speaks_nonsense_is_refused_and_others_do_not_notice() {
                 wire: Some(VersionRange { oldest, newest }),
                 ..SpokenVersions::built()
             }),
+            tls_bulk: false,
         });
         let refused = message(answered(&site, &connection, &said.unwrap()));
         assert!(refused.contains("version"), "{refused}");

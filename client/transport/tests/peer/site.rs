@@ -249,6 +249,10 @@ pub(crate) struct Site {
 
 impl Site {
     pub(crate) fn new(options: PeerOptions) -> Self {
+        Self::at((Ipv4Addr::LOCALHOST, 0).into(), options)
+    }
+
+    pub(crate) fn at(address: SocketAddr, options: PeerOptions) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let authority = Authority::create(&directory.path().join("ca"), "test", false).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -259,7 +263,7 @@ impl Site {
         let recorder = Arc::new(Recorder::default());
         let endpoint = Endpoint::serve(
             runtime.handle(),
-            (Ipv4Addr::LOCALHOST, 0).into(),
+            address,
             identity(
                 &authority,
                 directory.path().join("there"),

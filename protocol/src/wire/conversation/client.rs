@@ -234,8 +234,10 @@ impl<P: AsRef<[u8]> + Clone> DumpClient<P> {
         self.window.connection_lost();
         let may_be_there_again = match end {
             ConversationOutcome::Lost => true,
-            // A peer that stops or is busy now.
-            ConversationOutcome::Stopped(with) => with == u64::from(code::BUSY),
+            // A peer that stops or is busy now, or has lost the bulk stream.
+            ConversationOutcome::Stopped(with) => {
+                [code::BUSY, code::BULK_LOST].map(u64::from).contains(&with)
+            }
             ConversationOutcome::Refused(with) => with == ErrorCode::Unavailable,
             ConversationOutcome::Settled | ConversationOutcome::Violated => false,
         };

@@ -1,17 +1,18 @@
 //! Drives the conversations of a dump, one after another: sends frames from the window, and receives replies.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use permafrost_protocol::wire::conversation::{Continuation, ConversationOutcome, DumpEvent};
-use permafrost_protocol::wire::frame::{HEADER_BYTES, Preamble};
+use permafrost_protocol::wire::frame::HEADER_BYTES;
 use permafrost_protocol::wire::message::{Commit, Reply, request};
 use quinn::{RecvStream, SendStream, VarInt};
 
 use super::Shared;
+use crate::peer::bulk::BulkSender;
 use crate::peer::network::{Link, Network};
-use crate::peer::stream::{self, Asking, within};
+use crate::peer::stream::{self, Asking, Opened, within};
 use crate::peer::{PeerError, code};
 
 /// Most bytes handed to quinn at once.
@@ -20,6 +21,9 @@ const BATCH_BYTES: usize = 512 << 10;
 const BATCH_FRAMES: usize = 256;
 /// Unacknowledged bytes that only a link slower than the sender accumulates: several acknowledgements' worth.
 const WAITED_FOR_BYTES: u64 = 4 << 20;
+
+/// Time for a peer to send the reason, when a bulk stream over TLS breaks off.
+const BULK_LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// The task behind a [`super::DumpSender`].
 pub(super) struct Driver {
@@ -33,7 +37,7 @@ impl Driver {
         loop {
             let ended = tokio::select! {
                 begun = self.begin() => match begun {
-                    Ok((link, send, receive)) => self.exchange(&link, send, receive).await,
+                    Ok((link, opened)) => self.exchange(&link, opened).await,
                     Err(error) => Err(error),
                 },
                 () = self.shared.over.notified() => return,
@@ -63,42 +67,43 @@ impl Driver {
     }
 
     /// Opens the conversation and learns the peer's position in the dump.
-    async fn begin(&self) -> Result<(Link, SendStream, RecvStream), PeerError> {
+    async fn begin(&self) -> Result<(Link, Opened), PeerError> {
         let node = self.shared.node.as_str();
         let (request, deadline) = self.shared.lock().client.request();
         let link = self.network.link(node, deadline).await?;
         // The next request on this connection is then sent as on one that may have died.
         link.begin();
         let left = deadline.saturating_duration_since(Instant::now());
-        let (send, receive) = within(node, "the opening", left, async {
+        let opened = within(node, "the opening", left, async {
             let asking = Asking {
                 body: request::Body::Dump(request),
                 after_answer: false,
             };
             let hello = self.network.hello_on(&link);
-            let (send, mut receive) =
-                stream::converse(&link, node, hello, asking, &mut false).await?;
-            self.hear(&mut receive).await?;
-            Ok((send, receive))
+            let mut opened = stream::converse(&link, node, hello, asking, &mut false).await?;
+            self.hear(&mut opened.receive).await?;
+            Ok(opened)
         })
         .await?;
-        Ok((link, send, receive))
+        Ok((link, opened))
     }
 
     /// Sends and receives until everything was sent and answered.
-    async fn exchange(
-        &self,
-        link: &Link,
-        mut send: SendStream,
-        mut receive: RecvStream,
-    ) -> Result<(), PeerError> {
+    async fn exchange(&self, link: &Link, opened: Opened) -> Result<(), PeerError> {
         let node = self.shared.node.as_str();
-        let timeout = self.network.options().request_timeout;
-        let mut bulk = within(node, "a bulk stream", timeout, async {
-            let opened = link.connection.open_uni().await;
-            opened.map_err(|source| PeerError::lost(node, source))
+        let Opened {
+            mut send,
+            mut receive,
+            tls_bulk,
+        } = opened;
+        let options = self.network.options();
+        let mut bulk = within(node, "a bulk stream", options.request_timeout, async {
+            let (identity, id) = (self.network.identity(), self.shared.lock().client.session());
+            let tls_bulk = tls_bulk && options.tls_bulk;
+            link.open_bulk(node, &identity, tls_bulk, id).await
         })
         .await?;
+        self.shared.lock().over_tls = bulk.is_tls();
         // An end must not drop the streams, which would finish them as if everything had been sent.
         let mut listening = std::pin::pin!(self.listen(&mut receive));
         let ended = tokio::select! {
@@ -109,22 +114,30 @@ impl Driver {
                     let words = tokio::time::timeout(stream::LAST_WORDS, &mut listening).await;
                     words.unwrap_or(Err(error))
                 }
+                // The peer may have refused the dump, but it is likelier that TCP does not get through.
+                PeerError::BulkLost { .. } => {
+                    let words = tokio::time::timeout(BULK_LAST_WORDS, &mut listening).await;
+                    words.unwrap_or(Err(error))
+                }
                 error => Err(error),
             },
             () = self.shared.over.notified() => {
                 let aborted = VarInt::from_u32(code::ABORTED);
-                let _ = bulk.reset(aborted);
+                bulk.reset(aborted);
                 let _ = send.reset(aborted);
                 Ok(())
             }
         };
         match &ended {
             Ok(()) => {
-                let _ = bulk.finish();
+                bulk.finish();
                 let _ = send.finish();
             }
-            Err(_) => {
-                let _ = bulk.reset(VarInt::from_u32(code::MISBEHAVED));
+            Err(error) => {
+                if is_bulk_lost(error) {
+                    link.bulk_failed(node, error);
+                }
+                bulk.reset(VarInt::from_u32(code::MISBEHAVED));
                 let _ = send.reset(VarInt::from_u32(code::MISBEHAVED));
             }
         }
@@ -165,19 +178,17 @@ impl Driver {
     }
 
     /// Sends frames as they are pushed, and the commit; returns on failure only.
-    async fn transmit(&self, bulk: &mut SendStream, send: &mut SendStream) -> PeerError {
+    async fn transmit(&self, bulk: &mut BulkSender, send: &mut SendStream) -> PeerError {
         let node = self.shared.node.as_str();
-        let session = self.shared.lock().client.session();
-        let preamble = Preamble { id: session };
-        let mut chunks = vec![Bytes::copy_from_slice(&preamble.encode())];
+        let mut chunks = Vec::new();
         loop {
             let commit = self.batch(&mut chunks);
             if chunks.is_empty() && commit.is_none() {
                 self.shared.work.notified().await;
                 continue;
             }
-            if let Err(error) = bulk.write_all_chunks(&mut chunks).await {
-                return PeerError::write(node, "frames", error);
+            if let Err(error) = bulk.write(node, &mut chunks).await {
+                return error;
             }
             chunks.clear();
             if let Some(commit) = commit
@@ -219,5 +230,14 @@ impl Driver {
             chunks.push(headers.freeze());
         }
         commit
+    }
+}
+
+/// Returns true if a bulk stream over TLS was lost on either side.
+fn is_bulk_lost(error: &PeerError) -> bool {
+    match error {
+        PeerError::BulkLost { .. } => true,
+        PeerError::Ended { code, .. } => *code == u64::from(code::BULK_LOST),
+        _ => false,
     }
 }
