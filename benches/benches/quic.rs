@@ -1,4 +1,5 @@
-//! Dumps over QUIC beside a bare quinn pair with the same transport parameters, over the loopback interface.
+//! Dumps over QUIC beside a bare quinn pair with the same transport parameters, and over TLS, over the loopback
+//! interface.
 //!
 //! `cargo bench -p permafrost-benches --bench quic`: medians of five alternating measurements, in one process. The
 //! receiver of a dump puts packets together to pages and drops them; that of the bare pair puts them together to runs of
@@ -83,11 +84,16 @@ fn main() {
     let run = bare::run();
 
     println!(
-        "packet   bare quinn        dump              ratio   two dumps     CPU s/GB bare, dump (user+system)"
+        "packet   bare quinn        dump              ratio   two dumps     over TLS      CPU s/GB bare, dump, over TLS (user+system)"
     );
     for packet in PACKETS {
         let options = bare::options(packet);
+        let over_tls = PeerOptions {
+            tls_bulk: true,
+            ..options.clone()
+        };
         let (mut bare, mut dumps, mut pairs) = (Vec::new(), Vec::new(), Vec::new());
+        let mut tls = Vec::new();
         for _ in 0..ROUNDS {
             if others_than("dump") {
                 bare.push(measure(|| bare_pair(&ends, &options, &run)));
@@ -95,19 +101,24 @@ fn main() {
             if others_than("bare") {
                 dumps.push(measure(|| dump(&ends, &options, &run, 1)));
                 pairs.push(measure(|| dump(&ends, &options, &run, 2)));
+                tls.push(measure(|| dump(&ends, &over_tls, &run, 1)));
             }
         }
         let (bare, dumps, pairs) = (median(bare), median(dumps), median(pairs));
+        let tls = median(tls);
         println!(
-            "{packet:>5}    {:>6.0} MB/s       {:>6.0} MB/s       {:>5.2}   {:>6.0} MB/s   {:.2}+{:.2}, {:.2}+{:.2}",
+            "{packet:>5}    {:>6.0} MB/s       {:>6.0} MB/s       {:>5.2}   {:>6.0} MB/s   {:>6.0} MB/s   {:.2}+{:.2}, {:.2}+{:.2}, {:.2}+{:.2}",
             bare.speed / 1e6,
             dumps.speed / 1e6,
             dumps.speed / bare.speed,
             pairs.speed / 1e6,
+            tls.speed / 1e6,
             bare.user,
             bare.system,
             dumps.user,
             dumps.system,
+            tls.user,
+            tls.system,
         );
     }
 }

@@ -18,6 +18,7 @@ pub fn options(packet_bytes: u16) -> PeerOptions {
     PeerOptions {
         packet_bytes,
         assured_packet_bytes: packet_bytes,
+        tls_bulk: false,
         ..PeerOptions::default()
     }
 }

@@ -53,9 +53,11 @@ pub struct Config {
     /// Directory of `ca.pem`, `cert.pem` and `key.pem`. With one, the page-server ports accept `criu --tls`, and
     /// nothing else from other hosts. Default none.
     pub identity: Option<PathBuf>,
-    /// UDP address on which other nodes and agents are served; needs an identity. Port 0 takes any free port.
-    /// Default: none.
+    /// UDP address on which other nodes and agents are served, and TCP address of the pages of their dumps; needs an
+    /// identity. Port 0 takes any free port. Default: none.
     pub listen_peers: Option<SocketAddr>,
+    /// Take and send the pages of dumps over TLS on TCP, where the other end does so too, and not over QUIC. Default true.
+    pub pages_over_tcp: bool,
     /// TCP address on which Prometheus and health checks are served. Port 0 takes any free port. Every client that
     /// reaches the port can read how much is stored, but not the contents. Default: none.
     pub listen_metrics: Option<SocketAddr>,
@@ -157,6 +159,7 @@ impl Default for Config {
             idle_connection: Duration::from_secs(600),
             identity: None,
             listen_peers: None,
+            pages_over_tcp: true,
             listen_metrics: None,
             api: ApiServerOptions::default(),
             key: None,

@@ -96,10 +96,14 @@ pub(crate) struct Args {
     /// Time that a connection may be silent in the middle of a dump before the daemon closes it.
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     idle_timeout: Duration,
-    /// UDP address on which other nodes and agents are served (port 0 takes any free port). Both sides show
-    /// certificates.
+    /// UDP address on which other nodes and agents are served (port 0 takes any free port); the pages of their dumps
+    /// are taken on the TCP port of the same number. Both sides show certificates.
     #[arg(long, value_name = "ADDRESS:PORT", requires = "identity")]
     listen_peers: Option<SocketAddr>,
+    /// Take and send the pages of dumps over TLS on TCP, where the other end does so too. false: only over QUIC, which
+    /// takes more of the processor unless frames are jumbo [default: true].
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = true, hide_default_value = true, hide_possible_values = true)]
+    pages_over_tcp: bool,
     /// Directory of this node's ca.pem, cert.pem and key.pem, as `permafrost pki issue` writes them. With it the
     /// page-server ports take `criu --tls`, and from other hosts nothing else.
     #[arg(long, value_name = "DIR")]
@@ -363,6 +367,7 @@ impl Args {
             idle_connection: self.idle_timeout,
             identity: self.identity,
             listen_peers: self.listen_peers,
+            pages_over_tcp: self.pages_over_tcp,
             listen_metrics: self.listen_metrics,
             api: ApiServerOptions {
                 listen: self.listen_api,

@@ -91,6 +91,8 @@ pub(super) struct Joining<'a> {
     /// Address on which peers are served.
     pub(super) address: SocketAddr,
     pub(super) identity: &'a Arc<ReloadingIdentity>,
+    /// Send the pages of dumps over TLS where the other node takes them so.
+    pub(super) pages_over_tcp: bool,
     pub(super) store: &'a Arc<Store>,
     pub(super) costs: &'a Arc<Costs>,
     pub(super) scrub: ScrubOptions,
@@ -105,6 +107,7 @@ impl Member {
             data_dir,
             address,
             identity,
+            pages_over_tcp,
             store,
             costs,
             scrub,
@@ -135,6 +138,7 @@ impl Member {
         let copies = network(peer::PeerOptions {
             reconnect: STALL,
             stall: STALL,
+            tls_bulk: pages_over_tcp,
             ..peer::PeerOptions::default()
         })?;
         // Of its own: what a restoring tree leaves unread must not hold up dumps on the same connection.

@@ -425,6 +425,7 @@ async fn serve_peers(
             conversations: 512,
             dump_idle: config.idle_connection,
             dump_wait: config.retention.idle_session,
+            tls_bulk: config.pages_over_tcp,
             ..peer::PeerOptions::default()
         },
     )?;
@@ -438,6 +439,7 @@ async fn serve_peers(
                 data_dir: &config.data_dir,
                 address,
                 identity: &identity,
+                pages_over_tcp: config.pages_over_tcp,
                 store,
                 costs,
                 scrub: scrub.clone(),
