@@ -25,9 +25,9 @@ pub struct Shadow {
     pub(crate) region: Arc<Region>,
     pub(crate) out: SegmentWriter,
     /// Objects that are finished, and that the next ones are compared with.
-    written: WrittenObjects,
+    pub(crate) written: WrittenObjects,
     /// Other checkpoints that have pages in common with this dump, maybe.
-    others: Option<Box<dyn FindEqual>>,
+    pub(crate) others: Option<Box<dyn FindEqual>>,
 }
 
 impl Shadow {
