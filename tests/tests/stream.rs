@@ -437,13 +437,12 @@ fn dumps_that_begin_together_do_not_have_the_same_room_in_pipes() {
     assert!(opened.pipe_bytes >= large, "{opened:?}");
     let mut second = connect();
     let crowded = piped::open_for(&mut second, "second", large);
-    assert_eq!(crowded.pipe_bytes, all - opened.pipe_bytes);
+    assert!(crowded.pipe_bytes < large, "{crowded:?}");
+    assert_eq!(free(), Some(crowded.pipe_bytes));
     // A smaller one fits beside the first, and one that asks for nothing takes nothing.
     let mut third = connect();
-    assert_eq!(
-        piped::open_for(&mut third, "third", MIB).pipe_bytes,
-        MIB + MIB / 8
-    );
+    assert!(piped::open_for(&mut third, "third", MIB).pipe_bytes >= MIB);
+    assert!(free() < Some(crowded.pipe_bytes));
     let mut fourth = connect();
     let told = piped::open_for(&mut fourth, "fourth", 0).pipe_bytes;
     assert_eq!(free(), Some(told));

@@ -6,11 +6,16 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use permafrost_protocol::PAGE_BYTES;
 
+use super::waiting::SMALL_PIPE_BYTES;
+
 /// Bits of capabilities (`include/uapi/linux/capability.h` of the kernel) that lift the limit (`fs/pipe.c`).
 const ADMIN_OR_RESOURCE: u64 = 1 << 21 | 1 << 24;
 
 /// Part of its memory by which a process may grow between the reservation and its freeze.
 const GROWTH: u64 = 8;
+
+/// Bytes of the smallest pipe in which something waits. A dump has one for its pagemap besides those of its pages.
+const PIPE_BYTES: u64 = SMALL_PIPE_BYTES as u64;
 
 /// Room in this process's pipes.
 static ROOM: Room = Room(Mutex::new(0));
@@ -19,15 +24,19 @@ static ROOM: Room = Room(Mutex::new(0));
 struct Room(Mutex<u64>);
 
 impl Room {
+    /// Returns the bytes of pages that one more dump may have.
     fn free(&self, limit: u64) -> u64 {
-        limit.saturating_sub(*self.0.lock())
+        let taken = self.0.lock().saturating_add(PIPE_BYTES);
+        limit.saturating_sub(taken)
     }
 
     fn reserve(&'static self, bytes: u64, limit: u64) -> Option<PipeRoom> {
+        let pages = bytes.checked_next_multiple_of(PIPE_BYTES)?;
+        let least = pages.checked_add(PIPE_BYTES)?;
+        let most = least.saturating_add(pages / GROWTH);
         let mut taken = self.0.lock();
-        let most = bytes.saturating_add(bytes / GROWTH);
         let reserved = limit.saturating_sub(*taken).min(most);
-        if reserved < bytes {
+        if reserved < least {
             return None;
         }
         *taken += reserved;
@@ -69,10 +78,10 @@ impl PipeRoom {
         }
     }
 
-    /// Returns the bytes that are reserved; `None` if the user's pipes have no limit.
+    /// Returns the bytes of pages for which room is reserved; `None` if the user's pipes have no limit.
     #[must_use]
     pub fn reserved(&self) -> Option<u64> {
-        limit().map(|_| self.reserved)
+        limit().map(|_| self.reserved.saturating_sub(PIPE_BYTES))
     }
 
     /// Changes the bytes of the dump's pipes.
@@ -183,38 +192,43 @@ mod tests {
     #[test]
     fn dumps_that_fit_alone_and_not_together_do_not_both_have_room() {
         let room = room();
+        assert_eq!(room.free(LIMIT), 55 * MIB);
         let first = room.reserve(40 * MIB, LIMIT).unwrap();
-        // With its growth.
-        assert_eq!((first.reserved, room.free(LIMIT)), (45 * MIB, 11 * MIB));
+        // With a pipe for its pagemap, and with its growth.
+        assert_eq!((first.reserved, room.free(LIMIT)), (46 * MIB, 9 * MIB));
         assert!(room.reserve(40 * MIB, LIMIT).is_none());
-        // Without.
-        let second = room.reserve(11 * MIB, LIMIT).unwrap();
-        assert_eq!((second.reserved, room.free(LIMIT)), (11 * MIB, 0));
+        assert!(room.reserve(9 * MIB + 1, LIMIT).is_none());
+        // Without growth, and in whole pipes.
+        let second = room.reserve(9 * MIB - 1, LIMIT).unwrap();
+        assert_eq!((second.reserved, room.free(LIMIT)), (10 * MIB, 0));
         assert!(room.reserve(1, LIMIT).is_none());
         drop(first);
         assert_eq!(room.free(LIMIT), 45 * MIB);
         assert!(room.reserve(u64::MAX, LIMIT).is_none());
+        assert!(room.reserve(u64::MAX - MIB, u64::MAX).is_none());
         drop(second);
-        assert_eq!(room.free(LIMIT), LIMIT);
+        assert_eq!(room.free(LIMIT), 55 * MIB);
     }
 
     #[test]
     fn pipes_use_what_is_reserved_before_what_is_free() {
         let room = room();
+        let taken = || *room.0.lock();
         let dump = Arc::new(room.reserve(8 * MIB, LIMIT).unwrap());
-        let within = UsedRoom::new(&dump, 9 * MIB);
-        assert_eq!(room.free(LIMIT), 47 * MIB);
+        assert_eq!(taken(), 10 * MIB);
+        let within = UsedRoom::new(&dump, 10 * MIB);
+        assert_eq!(taken(), 10 * MIB);
         let beyond = UsedRoom::new(&dump, 4 * MIB);
-        assert_eq!(room.free(LIMIT), 43 * MIB);
+        assert_eq!(taken(), 14 * MIB);
         drop(within);
-        assert_eq!(room.free(LIMIT), 47 * MIB);
+        assert_eq!(taken(), 10 * MIB);
         // The session has ended, and a pipe of it is still read.
         drop(dump);
-        assert_eq!(room.free(LIMIT), 47 * MIB);
+        assert_eq!(taken(), 10 * MIB);
         drop(beyond);
-        assert_eq!(room.free(LIMIT), LIMIT);
+        assert_eq!(taken(), 0);
         let unreserved = Arc::new(PipeRoom::new(room, 0));
         let _pipe = UsedRoom::new(&unreserved, 4 * MIB);
-        assert_eq!(room.free(LIMIT), 52 * MIB);
+        assert_eq!(taken(), 4 * MIB);
     }
 }

@@ -18,7 +18,7 @@ use super::room::{PipeRoom, UsedRoom};
 pub(super) const PIPE_BYTES: &[usize] = &[PART_BYTES, SMALL_PIPE_BYTES];
 
 /// Size that every process may give a pipe.
-const SMALL_PIPE_BYTES: usize = 1 << 20;
+pub(super) const SMALL_PIPE_BYTES: usize = 1 << 20;
 
 /// Bytes that are taken at once, and of a part that is a file.
 const PART_BYTES: usize = 16 << 20;
