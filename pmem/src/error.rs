@@ -299,12 +299,6 @@ pub enum ShadowError {
         /// Number of bytes that came.
         len_bytes: usize,
     },
-    /// An index for a page that was not stored ahead.
-    #[error("no page was stored ahead for index {index:#x}")]
-    NotAhead {
-        /// Index of the page.
-        index: u64,
-    },
     /// More pages than a map can index.
     #[error("{pages} pages from page {index:#x} pass the end of the index space")]
     TooManyPages {

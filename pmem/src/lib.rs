@@ -24,7 +24,6 @@
     reason = "who may write where is decided here, so the promises that a medium asks for are made here"
 )]
 
-mod ahead;
 mod alloc;
 mod checkpoint;
 mod clean;
@@ -48,7 +47,6 @@ mod space;
 mod superblock;
 mod table;
 
-pub use ahead::PagesAhead;
 pub use checkpoint::{ATTR_PINNED, ATTR_PROVISIONAL, ATTR_PUBLISHED, CopyId, StoredCheckpoint};
 pub use clean::{Cleaned, Survey};
 pub use damage::{RegionFailure, UnreadableCheckpoint};

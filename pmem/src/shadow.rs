@@ -25,9 +25,9 @@ pub struct Shadow {
     pub(crate) region: Arc<Region>,
     pub(crate) out: SegmentWriter,
     /// Objects that are finished, and that the next ones are compared with.
-    pub(crate) written: WrittenObjects,
+    written: WrittenObjects,
     /// Other checkpoints that have pages in common with this dump, maybe.
-    pub(crate) others: Option<Box<dyn FindEqual>>,
+    others: Option<Box<dyn FindEqual>>,
 }
 
 impl Shadow {

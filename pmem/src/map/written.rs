@@ -103,11 +103,6 @@ impl WrittenObjects {
         self.recent = 0;
     }
 
-    /// Returns true if there is no object to compare with.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.objects.is_empty()
-    }
-
     /// Returns the location of a page at `index` with this checksum.
     pub(crate) fn find(&mut self, index: u64, crc: u32) -> Option<PageNo> {
         let count = self.objects.len();

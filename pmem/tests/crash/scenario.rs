@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use permafrost_pmem::sim::{MediumEvent, SimMedium, mix};
 use permafrost_pmem::{
-    CheckpointId, CleanError, FormatOptions, JournalError, KeyId, MapCursor, MapRoot, MapWriter,
-    Medium, PAGE_SIZE, PagesAhead, RecoverOptions, Region, RegionUuid, SealError, Shadow,
-    ShadowError, StoredCheckpoint,
+    CheckpointId, CleanError, FormatOptions, JournalError, KeyId, MapCursor, MapRoot, Medium,
+    PAGE_SIZE, RecoverOptions, Region, RegionUuid, SealError, Shadow, ShadowError,
+    StoredCheckpoint,
 };
 
 use crate::cold::ColdParts;
@@ -354,9 +354,6 @@ impl Player {
             .into_iter()
             .map(|(index, flags, salt)| (index, (flags, salt)))
             .collect();
-        if cursor.is_none() && self.rng.one_in(3) {
-            return self.object_ahead(shadow, map);
-        }
         let mut index = 0;
         for _ in 0..self.rng.below(24) {
             index += if self.rng.one_in(3) {
@@ -381,45 +378,6 @@ impl Player {
                 }
             }
             index += 1;
-        }
-        let (root, stats) = shadow.finish(map)?;
-        assert_eq!(stats.pages, pages.len() as u64);
-        Ok((root, pages))
-    }
-
-    /// Writes an object whose pages are stored before their indices are known.
-    fn object_ahead(
-        &mut self,
-        shadow: &mut Shadow,
-        mut map: MapWriter,
-    ) -> Result<(MapRoot, Pages), ShadowError> {
-        let (mut ahead, mut pages, mut index) = (PagesAhead::default(), Pages::new(), 0);
-        for _ in 0..self.rng.below(4) {
-            let count = self.rng.below(8);
-            let salts: Vec<Salt> = (0..count)
-                .map(|_| {
-                    if self.rng.one_in(4) {
-                        0
-                    } else {
-                        self.rng.next()
-                    }
-                })
-                .collect();
-            for &salt in &salts {
-                shadow.append_ahead(&mut ahead, &page(salt))?;
-            }
-            if self.rng.one_in(4) {
-                shadow.flush()?;
-            }
-            index += self.rng.below(4);
-            let flags = u16::from(self.rng.one_in(5));
-            shadow.place(&mut map, &mut ahead, index, flags, count)?;
-            pages.extend(
-                (index..)
-                    .zip(salts)
-                    .map(|(index, salt)| (index, flags, salt)),
-            );
-            index += count;
         }
         let (root, stats) = shadow.finish(map)?;
         assert_eq!(stats.pages, pages.len() as u64);

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use permafrost_pmem::{
     ATTR_PINNED, CheckpointId, FormatOptions, JournalError, MapRoot, MediumError, MediumKind,
-    OpenError, OpenOptions, PAGE_SIZE, PagesAhead, Region, RunKind, SealError, ShadowError,
-    StoredCheckpoint, create_medium_in_memory, open_medium,
+    OpenError, OpenOptions, PAGE_SIZE, Region, RunKind, SealError, ShadowError, StoredCheckpoint,
+    create_medium_in_memory, open_medium,
 };
 
 const SMALL: FormatOptions = FormatOptions {
@@ -212,63 +212,6 @@ fn holes_that_the_parent_lacks_are_refused() {
         shadow.append(&mut map, 50, 0, &[1], None),
         Err(ShadowError::NotPages { .. })
     ));
-}
-
-#[test]
-fn pages_that_are_stored_ahead_are_those_that_come_with_their_index() {
-    let region = region(2 << 20);
-    let runs: [(u64, u16, &[u8]); 3] = [(3, 1, &[1, 0, 2]), (6, 0, &[0, 0]), (4096, 2, &[7, 8, 1])];
-    let mut shadow = region.begin();
-    assert!(shadow.compares_nothing());
-    let mut map = shadow.map();
-    for (index, flags, salts) in runs {
-        shadow
-            .append(&mut map, index, flags, &pages(salts), None)
-            .unwrap();
-    }
-    let (plain_root, plain) = shadow.finish(map).unwrap();
-
-    let (mut map, mut ahead) = (shadow.map(), PagesAhead::default());
-    let all = runs.map(|(_, _, salts)| salts).concat();
-    // In other pieces than the indices come.
-    for salts in all.chunks(5) {
-        shadow.append_ahead(&mut ahead, &pages(salts)).unwrap();
-    }
-    for (index, flags, salts) in runs {
-        assert!(!ahead.is_empty());
-        let count = salts.len() as u64;
-        shadow
-            .place(&mut map, &mut ahead, index, flags, count)
-            .unwrap();
-    }
-    assert!(ahead.is_empty());
-    let (root, stats) = shadow.finish(map).unwrap();
-    assert_eq!(stats, plain);
-    assert_eq!((stats.zero, stats.stored), (3, 5));
-
-    // A page without its index is in no map, and an index without its page is refused.
-    let mut map = shadow.map();
-    shadow.append_ahead(&mut ahead, &pages(&[9])).unwrap();
-    let refused = shadow.place(&mut map, &mut ahead, 0, 0, 2);
-    assert!(
-        matches!(refused, Err(ShadowError::NotAhead { index: 1 })),
-        "{refused:?}"
-    );
-    assert!(matches!(
-        shadow.append_ahead(&mut ahead, &[1]),
-        Err(ShadowError::NotPages { .. })
-    ));
-    let sealed = shadow.seal(CheckpointId::new(1), b"", None).unwrap();
-    assert_eq!(content(&sealed, &root), content(&sealed, &plain_root));
-    assert_eq!(content(&sealed, &root).len(), all.len());
-
-    // Other objects of the dump may have the pages at the same indices.
-    let mut shadow = region.begin();
-    let mut map = shadow.map();
-    map.share_with_siblings();
-    shadow.append(&mut map, 1, 0, &pages(&[1]), None).unwrap();
-    shadow.finish(map).unwrap();
-    assert!(!shadow.compares_nothing());
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_pmem::{
-    CheckpointId, FindEqual, Kept, MapCursor, MapRoot, MapWriter, PagesAhead, Piece, RunKind,
-    Shadow, ShadowError, StoredCheckpoint,
+    CheckpointId, FindEqual, Kept, MapCursor, MapRoot, MapWriter, Piece, RunKind, Shadow,
+    ShadowError, StoredCheckpoint,
 };
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
@@ -144,8 +144,6 @@ struct Current {
     parent: Option<MapCursor>,
     /// True if `parent` is the same space, so that holes may refer to it.
     has_parent: bool,
-    /// Pages that came before their addresses.
-    ahead: PagesAhead,
 }
 
 /// A dump whose pages are complete; the small images and the seal are missing.
@@ -240,7 +238,6 @@ impl DumpBuilder {
             map,
             parent: cursor,
             has_parent,
-            ahead: PagesAhead::default(),
         });
         Ok(has_parent)
     }
@@ -294,41 +291,6 @@ impl DumpBuilder {
                 }
             }
         }
-        Ok(())
-    }
-
-    /// Returns true if pages of the open space may come before their addresses: nothing is found by them, neither an
-    /// equal page nor, for a follower, the bytes.
-    pub(super) fn takes_ahead(&self) -> bool {
-        let is_alone = |current: &Current| current.parent.is_none();
-        self.follower.is_none()
-            && self.shadow.compares_nothing()
-            && self.current.as_ref().is_some_and(is_alone)
-    }
-
-    /// Appends whole pages to the open space whose addresses follow by [`DumpBuilder::place`].
-    ///
-    /// # Errors
-    /// The region is full or fails.
-    pub(super) fn pages_ahead(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
-        let current = self.current.as_mut().ok_or_else(no_space_open)?;
-        Ok(self.shadow.append_ahead(&mut current.ahead, bytes)?)
-    }
-
-    /// Puts the first of the pages that came ahead at `vaddr`.
-    ///
-    /// # Errors
-    /// Those of [`DumpBuilder::pages`]; fewer pages came ahead.
-    pub(super) fn place(
-        &mut self,
-        vaddr: u64,
-        flags: u16,
-        nr_pages: u64,
-    ) -> Result<(), StoreError> {
-        let current = self.current.as_mut().ok_or_else(no_space_open)?;
-        let (map, ahead) = (&mut current.map, &mut current.ahead);
-        self.shadow
-            .place(map, ahead, vaddr / PAGE_BYTES, flags, nr_pages)?;
         Ok(())
     }
 

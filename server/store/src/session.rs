@@ -409,12 +409,6 @@ impl SessionSink {
         self.refused(taken)
     }
 
-    fn count(&self, pages: &[u8]) {
-        let bytes = pages.len() as u64;
-        self.session.moved.fetch_add(bytes, Ordering::Relaxed);
-        self.session.counters.received_bytes.add(bytes);
-    }
-
     /// Converts an error to the front end's type; the session is going to end with this error.
     fn refused<T>(&mut self, result: Result<T, StoreError>) -> Result<T, SinkError> {
         result.map_err(|error| {
@@ -457,21 +451,11 @@ impl PageSink for SessionSink {
     }
 
     fn pages(&mut self, vaddr: u64, flags: u16, bytes: &[u8]) -> Result<(), SinkError> {
-        self.count(bytes);
+        self.session
+            .moved
+            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        self.session.counters.received_bytes.add(bytes.len() as u64);
         self.with(|builder| builder.pages(vaddr, flags, bytes))
-    }
-
-    fn takes_ahead(&self) -> bool {
-        self.builder.as_ref().is_some_and(DumpBuilder::takes_ahead)
-    }
-
-    fn pages_ahead(&mut self, bytes: &[u8]) -> Result<(), SinkError> {
-        self.count(bytes);
-        self.with(|builder| builder.pages_ahead(bytes))
-    }
-
-    fn place(&mut self, vaddr: u64, flags: u16, nr_pages: u64) -> Result<(), SinkError> {
-        self.with(|builder| builder.place(vaddr, flags, nr_pages))
     }
 
     fn is_slow(&self) -> bool {

@@ -82,16 +82,6 @@ enum Piece {
         vaddr: u64,
         pages: u64,
     },
-    /// Pages whose addresses come later.
-    Ahead {
-        bytes: usize,
-    },
-    /// Addresses of pages that came before.
-    Place {
-        vaddr: u64,
-        flags: u16,
-        pages: u64,
-    },
 }
 
 impl Chunk {
@@ -113,15 +103,6 @@ impl Chunk {
         for piece in &self.pieces {
             match *piece {
                 Piece::Hole { vaddr, pages } => sink.hole(vaddr, pages)?,
-                Piece::Place {
-                    vaddr,
-                    flags,
-                    pages,
-                } => sink.place(vaddr, flags, pages)?,
-                Piece::Ahead { bytes } => {
-                    sink.pages_ahead(&self.bytes[from..from + bytes])?;
-                    from += bytes;
-                }
                 Piece::Pages {
                     vaddr,
                     flags,
@@ -188,67 +169,35 @@ impl<'scope, 'env, K: PageSink + Send> Intake<'scope, 'env, K> {
 
     /// Passes on the pages that were written to the beginning of the room.
     pub(super) fn pages(&mut self, vaddr: u64, flags: u16, bytes: usize) {
-        let piece = Piece::Pages {
-            vaddr,
-            flags,
-            bytes,
-        };
-        self.filled(piece, bytes, |sink, pages| sink.pages(vaddr, flags, pages));
-    }
-
-    /// Passes on the pages that were written to the beginning of the room. Their addresses follow by
-    /// [`place`](Self::place).
-    pub(super) fn pages_ahead(&mut self, bytes: usize) {
-        let piece = Piece::Ahead { bytes };
-        self.filled(piece, bytes, |sink, pages| sink.pages_ahead(pages));
-    }
-
-    fn filled(
-        &mut self,
-        piece: Piece,
-        bytes: usize,
-        pass: impl FnOnce(&mut K, &[u8]) -> Result<(), SinkError>,
-    ) {
         self.space_bytes += bytes as u64;
         match &mut self.lane {
             Lane::Here { sink, chunk } => {
                 if self.refusal.is_none() {
-                    let taken = pass(sink, &chunk.bytes[..bytes]);
+                    let taken = sink.pages(vaddr, flags, &chunk.bytes[..bytes]);
                     self.note(taken);
                     self.consider_thread();
                 }
             }
             Lane::Aside { filling, .. } => {
                 filling.filled += bytes;
-                filling.pieces.push(piece);
+                filling.pieces.push(Piece::Pages {
+                    vaddr,
+                    flags,
+                    bytes,
+                });
             }
             Lane::None => {}
         }
     }
 
     pub(super) fn hole(&mut self, vaddr: u64, pages: u64) {
-        let piece = Piece::Hole { vaddr, pages };
-        self.without_bytes(piece, |sink| sink.hole(vaddr, pages));
-    }
-
-    /// Passes on the addresses of pages that came ahead.
-    pub(super) fn place(&mut self, vaddr: u64, flags: u16, pages: u64) {
-        let piece = Piece::Place {
-            vaddr,
-            flags,
-            pages,
-        };
-        self.without_bytes(piece, |sink| sink.place(vaddr, flags, pages));
-    }
-
-    fn without_bytes(&mut self, piece: Piece, pass: impl FnOnce(&mut K) -> Result<(), SinkError>) {
         if matches!(&self.lane, Lane::Aside { filling, .. } if filling.is_full()) {
             self.pass_on();
         }
         match &mut self.lane {
-            Lane::Aside { filling, .. } => filling.pieces.push(piece),
+            Lane::Aside { filling, .. } => filling.pieces.push(Piece::Hole { vaddr, pages }),
             _ => {
-                self.ask(pass);
+                self.ask(|sink| sink.hole(vaddr, pages));
             }
         }
     }

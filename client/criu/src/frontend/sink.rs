@@ -12,16 +12,6 @@ pub struct SinkError {
     pub status: i32,
 }
 
-impl SinkError {
-    fn not_ahead() -> Self {
-        const EINVAL: i32 = 22;
-        Self {
-            message: "pages are not taken before their addresses".to_owned(),
-            status: EINVAL,
-        }
-    }
-}
-
 /// Takes the pages of one dump, in the order CRIU sends them.
 ///
 /// After any method has failed, only [`PageSink::abort`] is called.
@@ -49,30 +39,6 @@ pub trait PageSink: Send {
     /// thread while the next pages are received, one call after the other as before.
     fn is_slow(&self) -> bool {
         false
-    }
-
-    /// Returns true if the open space's pages may come before their addresses, by [`PageSink::pages_ahead`].
-    fn takes_ahead(&self) -> bool {
-        false
-    }
-
-    /// Takes whole pages of the open space whose addresses follow by [`PageSink::place`]. Called only if
-    /// [`PageSink::takes_ahead`] is true; no other pages of the space come before these have their addresses.
-    ///
-    /// # Errors
-    /// Those of [`PageSink::pages`]; the sink takes no pages ahead.
-    fn pages_ahead(&mut self, bytes: &[u8]) -> Result<(), SinkError> {
-        let _ = bytes;
-        Err(SinkError::not_ahead())
-    }
-
-    /// Puts the first `nr_pages` of the pages that were taken ahead at `vaddr`; `flags` are CRIU's `PE_*`.
-    ///
-    /// # Errors
-    /// Those of [`PageSink::pages`]; fewer pages were taken ahead.
-    fn place(&mut self, vaddr: u64, flags: u16, nr_pages: u64) -> Result<(), SinkError> {
-        let _ = (vaddr, flags, nr_pages);
-        Err(SinkError::not_ahead())
     }
 
     /// Takes `nr_pages` pages at `vaddr` from the parent.

@@ -115,17 +115,13 @@ impl SpacePipes {
     ) -> Result<(), SpaceError> {
         let space = self.space;
         intake.begin_space();
-        let opened = intake.ask(|sink| {
-            sink.open(space)?;
-            Ok(sink.takes_ahead())
-        });
-        let Some(takes_ahead) = opened else {
+        if intake.ask(|sink| sink.open(space)).is_none() {
             return Ok(());
-        };
+        }
         let mut pagemap = Some(pipe(self.pagemap, space, "pagemap")?);
         let mut pages = Some(pipe(self.pages, space, "pages")?);
         let mut entries = Waiting::new(ENTRIES_BYTES as u64, limits.pipe_bytes, &self.room);
-        let mut addresses = Addresses::new(space, self.pages_id, takes_ahead);
+        let mut addresses = Addresses::new(space, self.pages_id);
         let mut waiting = Waiting::new(limits.waiting_bytes, limits.pipe_bytes, &self.room);
         let mut buffer = vec![0; ENTRIES_BYTES];
         loop {
@@ -133,8 +129,7 @@ impl SpacePipes {
             if intake.refusal().is_some() {
                 return Ok(());
             }
-            let is_full = waiting.is_full()
-                || waiting.bytes() + addresses.ahead_bytes() >= limits.waiting_bytes;
+            let is_full = waiting.is_full();
             let open_entries = pagemap.as_ref();
             let open_entries = open_entries.filter(|_| addresses.runs.len() < MAX_RUNS);
             let open_pages = pages.as_ref().filter(|_| !is_full);
@@ -183,26 +178,16 @@ struct Addresses {
     pages_id: u32,
     pagemap: PagemapStream,
     runs: VecDeque<PagemapEntry>,
-    /// True if the sink takes pages before their addresses.
-    takes_ahead: bool,
-    /// Pages that the sink has taken, and whose addresses have not come.
-    ahead: u64,
 }
 
 impl Addresses {
-    fn new(space: SpaceId, pages_id: u32, takes_ahead: bool) -> Self {
+    fn new(space: SpaceId, pages_id: u32) -> Self {
         Self {
             space,
             pages_id,
             pagemap: PagemapStream::default(),
             runs: VecDeque::new(),
-            takes_ahead,
-            ahead: 0,
         }
-    }
-
-    fn ahead_bytes(&self) -> u64 {
-        self.ahead * PAGE_BYTES
     }
 
     fn push(&mut self, bytes: &[u8]) -> Result<(), SpaceError> {
@@ -225,17 +210,12 @@ impl Addresses {
         }
     }
 
-    /// Passes whole pages to the sink: those that have an address, and if the sink takes them ahead, others too. Returns
-    /// true if there are more of them.
+    /// Passes whole pages that have an address to the sink. Returns true if there are more of them.
     fn pass<K: PageSink>(
         &mut self,
         waiting: &mut Waiting,
         intake: &mut Intake<'_, '_, K>,
     ) -> Result<bool, SpaceError> {
-        self.place_ahead(intake);
-        if self.takes_ahead && self.runs.is_empty() {
-            return self.pass_ahead(waiting, intake);
-        }
         let mut passed = 0;
         while let Some(run) = self.runs.front_mut() {
             let whole = waiting.bytes() / PAGE_BYTES * PAGE_BYTES;
@@ -266,43 +246,6 @@ impl Addresses {
         Ok(false)
     }
 
-    /// Gives the pages that the sink has taken ahead the addresses that have come.
-    fn place_ahead<K: PageSink>(&mut self, intake: &mut Intake<'_, '_, K>) {
-        while let Some(run) = self.runs.front_mut()
-            && self.ahead > 0
-        {
-            let pages = run.nr_pages.min(self.ahead);
-            if pages > 0 {
-                intake.place(run.vaddr, run.flags, pages);
-                run.vaddr = run.vaddr.saturating_add(pages.saturating_mul(PAGE_BYTES));
-                run.nr_pages -= pages;
-                self.ahead -= pages;
-            }
-            if run.nr_pages == 0 {
-                self.runs.pop_front();
-            }
-        }
-    }
-
-    /// Passes one room full of pages without addresses to the sink. Returns true if there are more: CRIU's pipes are
-    /// emptied first, so that CRIU does not wait for pages to be copied.
-    fn pass_ahead<K: PageSink>(
-        &mut self,
-        waiting: &mut Waiting,
-        intake: &mut Intake<'_, '_, K>,
-    ) -> Result<bool, SpaceError> {
-        let whole = waiting.bytes() / PAGE_BYTES * PAGE_BYTES;
-        let room = intake.room(whole);
-        let len = room.len() / PAGE_SIZE * PAGE_SIZE;
-        if len == 0 {
-            return Ok(false);
-        }
-        waiting.read_exact(&mut room[..len])?;
-        intake.pages_ahead(len);
-        self.ahead += len as u64 / PAGE_BYTES;
-        Ok(waiting.bytes() >= PAGE_BYTES)
-    }
-
     fn too_far_ahead(&self, limits: &SpaceLimits) -> SpaceError {
         SpaceError::TooFarAhead {
             space: self.space,
@@ -312,14 +255,13 @@ impl Addresses {
 
     fn finish(self, waiting: &Waiting) -> Result<(), SpaceError> {
         let space = self.space;
-        let extra = waiting.bytes() + self.ahead_bytes();
         self.pagemap
             .finish()
             .map_err(|source| SpaceError::Pagemap { space, source })?;
         let missing = self.runs.iter().fold(0_u64, |bytes, run| {
             bytes.saturating_add(run.nr_pages.saturating_mul(PAGE_BYTES))
         });
-        match (missing.saturating_sub(extra), extra) {
+        match (missing.saturating_sub(waiting.bytes()), waiting.bytes()) {
             (0, 0) => Ok(()),
             (missing, extra) => Err(SpaceError::PageCount {
                 space,

@@ -20,11 +20,6 @@ struct Pages {
     runs: Vec<(u64, Vec<u8>)>,
     refuses_from: Option<u64>,
     aborted: Option<String>,
-    takes_ahead: bool,
-    /// Pages that came before their addresses.
-    ahead: Vec<u8>,
-    /// Most of them at once, bytes.
-    most_ahead: usize,
 }
 
 impl PageSink for Pages {
@@ -48,22 +43,6 @@ impl PageSink for Pages {
             _ => self.runs.push((vaddr, bytes.to_vec())),
         }
         Ok(())
-    }
-
-    fn takes_ahead(&self) -> bool {
-        self.takes_ahead
-    }
-
-    fn pages_ahead(&mut self, bytes: &[u8]) -> Result<(), SinkError> {
-        self.ahead.extend_from_slice(bytes);
-        self.most_ahead = self.most_ahead.max(self.ahead.len());
-        Ok(())
-    }
-
-    fn place(&mut self, vaddr: u64, flags: u16, nr_pages: u64) -> Result<(), SinkError> {
-        let len = usize::try_from(nr_pages * PAGE_BYTES).unwrap();
-        let placed: Vec<u8> = self.ahead.drain(..len).collect();
-        self.pages(vaddr, flags, &placed)
     }
 
     fn hole(&mut self, _: u64, _: u64) -> Result<(), SinkError> {
@@ -149,7 +128,6 @@ proptest! {
         piece in 1_usize..70_000,
         entries_late in any::<bool>(),
         in_files in any::<bool>(),
-        takes_ahead in any::<bool>(),
     ) {
         let limits = SpaceLimits {
             pipe_bytes: if in_files { &[] } else { LIMITS.pipe_bytes },
@@ -172,15 +150,10 @@ proptest! {
             }
             send(entries_in, map, 1 + piece % 100).join().unwrap();
         });
-        let mut sink = Pages {
-            takes_ahead,
-            ..Pages::default()
-        };
+        let mut sink = Pages::default();
         take(&mut sink, &limits, entries_out, pages_out).unwrap();
         entries.join().unwrap();
         prop_assert!(sink.runs == expected);
-        prop_assert!(sink.ahead.is_empty());
-        prop_assert!(takes_ahead || sink.most_ahead == 0);
         prop_assert_eq!(sink.aborted, None);
     }
 }
@@ -292,7 +265,7 @@ fn endless_pages_and_endless_runs_are_bounded() {
         ..LIMITS
     };
     // Pages without addresses, in large pieces and in small ones, of which a pipe holds few bytes.
-    for (piece, takes_ahead) in [(PAGE_SIZE, false), (1, false), (PAGE_SIZE, true)] {
+    for piece in [PAGE_SIZE, 1] {
         let (entries_out, _entries_in) = pipe().unwrap();
         let (pages_out, mut pages_in) = pipe().unwrap();
         let bytes = vec![1; piece];
@@ -303,13 +276,9 @@ fn endless_pages_and_endless_runs_are_bounded() {
             }
             sent
         });
-        let mut sink = Pages {
-            takes_ahead,
-            ..Pages::default()
-        };
+        let mut sink = Pages::default();
         let outcome = take(&mut sink, &limits, entries_out, pages_out);
         refused(outcome, &sink, "have no address yet");
-        assert_eq!(sink.most_ahead >= 1 << 20, takes_ahead);
         assert!(sending.join().unwrap() < 4 << 20);
     }
     // Addresses without pages: they stay in their pipe.
@@ -351,31 +320,4 @@ fn a_sink_that_refuses_ends_the_transfer() {
     assert!(matches!(&outcome, Err(SpaceError::Refused(refusal)) if refusal.status == 28));
     refused(outcome, &sink, "the region is full");
     sending.join().unwrap();
-}
-
-#[test]
-fn a_sink_that_takes_pages_ahead_has_them_before_their_addresses() {
-    let (entries_out, mut entries_in) = pipe().unwrap();
-    let (pages_out, pages_in) = pipe().unwrap();
-    // More than a thread of the sink's own is worth.
-    let count = 2048;
-    let sending = send(pages_in, pages(0, count), 1 << 16);
-    let addresses = thread::spawn(move || {
-        sending.join().unwrap();
-        thread::sleep(Duration::from_millis(300));
-        // Addresses for all but one.
-        let runs = [(0x1000, 7), (0x10_0000, count - 8)];
-        entries_in.write_all(&pagemap(&runs)).unwrap();
-    });
-    let mut sink = Pages {
-        takes_ahead: true,
-        ..Pages::default()
-    };
-    let outcome = take(&mut sink, &LIMITS, entries_out, pages_out);
-    refused(outcome, &sink, "4096 too many");
-    addresses.join().unwrap();
-    assert_eq!(sink.most_ahead, pages(0, count).len());
-    let placed: Vec<u64> = sink.runs.iter().map(|(vaddr, _)| *vaddr).collect();
-    assert_eq!(placed, [0x1000, 0x10_0000]);
-    assert!(sink.runs[0].1 == pages(0, 7) && sink.runs[1].1 == pages(7, count - 8));
 }
