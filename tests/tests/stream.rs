@@ -405,6 +405,96 @@ fn what_is_handed_over_is_not_trusted() {
     assert_eq!(memory.len(), 700 * PAGE_SIZE);
 }
 
+/// Starts a daemon that has the kernel's limit on pipes, as one of the packages: without the capabilities that lift it.
+fn with_few_pipes(work: &Path) -> Daemon {
+    let drop = "--bounding-set=-sys_admin,-sys_resource";
+    let options = Options {
+        prefix: ["setpriv", drop, "--"].map(str::to_owned).to_vec(),
+        ..Options::default()
+    };
+    Daemon::start(work, &options).unwrap()
+}
+
+/// The first dumps do not fit together, so the second one is told of less room than it needs, until the first has ended.
+#[test]
+fn dumps_that_begin_together_do_not_have_the_same_room_in_pipes() {
+    const MIB: u64 = 1 << 20;
+    let work = tempfile::tempdir().unwrap();
+    let daemon = with_few_pipes(work.path());
+    let connect = || Connection::connect(&daemon.control()).unwrap();
+    let free = || daemon.json(&["status"]).unwrap()["pipe_bytes"].as_u64();
+    let all = free().expect("the daemon has no limit on its pipes");
+    let large = all * 3 / 4;
+    let is_free_again = || {
+        wait_for("the room in pipes", LIMIT, || {
+            Ok((free() == Some(all)).then_some(()))
+        })
+        .unwrap();
+    };
+
+    let mut first = connect();
+    let opened = piped::open_for(&mut first, "first", large);
+    assert!(opened.pipe_bytes >= large, "{opened:?}");
+    let mut second = connect();
+    let crowded = piped::open_for(&mut second, "second", large);
+    assert!(crowded.pipe_bytes < large, "{crowded:?}");
+    assert_eq!(free(), Some(crowded.pipe_bytes));
+    // A smaller one fits beside the first, and one that asks for nothing takes nothing.
+    let mut third = connect();
+    assert!(piped::open_for(&mut third, "third", MIB).pipe_bytes >= MIB);
+    assert!(free() < Some(crowded.pipe_bytes));
+    let mut fourth = connect();
+    let told = piped::open_for(&mut fourth, "fourth", 0).pipe_bytes;
+    assert_eq!(free(), Some(told));
+    drop((second, third, fourth));
+
+    // The connection is lost in the middle of the pages.
+    let (entries, _entries_in) = pipe().unwrap();
+    let (half, mut half_in) = pipe().unwrap();
+    half_in.write_all(&pages(1, 4)).unwrap();
+    let canceller = first.canceller().unwrap();
+    let session = opened.session;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(200));
+            canceller.cancel();
+        });
+        let pipes = [entries.into(), half.into()];
+        assert!(hand_over(&mut first, take(&session), pipes).is_err());
+    });
+    drop(first);
+    is_free_again();
+
+    // A dump is aborted by somebody else.
+    let mut first = connect();
+    let opened = piped::open_for(&mut first, "first", large);
+    assert!(opened.pipe_bytes >= large, "{opened:?}");
+    let abort = request::Abort {
+        session: opened.session,
+        ..request::Abort::default()
+    };
+    connect().call(abort).unwrap();
+    is_free_again();
+
+    // A dump has all of its pages, and waits for its seal.
+    let opened = piped::open_for(&mut first, "first", large);
+    assert!(opened.pipe_bytes >= large, "{opened:?}");
+    let session = opened.session;
+    hand_over_memory(&mut first, &session, 0x1000, &pages(1, 700)).unwrap();
+    first.call(request::EndPages { session }).unwrap();
+    is_free_again();
+
+    // Whoever is not bound to a connection may never end.
+    let unbound = request::Open {
+        job: "unbound".to_owned(),
+        pipe_bytes: large,
+        ..request::Open::default()
+    };
+    let unbound = connect().call(unbound).unwrap();
+    assert_eq!(unbound.pipe_bytes, all);
+    assert_eq!(free(), Some(all));
+}
+
 /// Sends a byte with all of these descriptors. It is no failure if the daemon has hung up.
 fn send_descriptors(stream: &UnixStream, descriptors: &[OwnedFd]) {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};

@@ -79,13 +79,27 @@ pub struct WayConditions<'a> {
     pub criu_version: &'a str,
     /// Memory of the processes, bytes.
     pub resident_bytes: u64,
-    /// Bytes of pages that can wait in the daemon's pipes; 0 if it takes none.
+    /// Bytes of pages that can wait in the daemon's pipes, reserved or free; 0 if it takes none.
     pub pipe_bytes: u64,
     /// True if a socket can be made in the directory for the images.
     pub fits: bool,
 }
 
 impl WayConditions<'_> {
+    /// Returns the bytes of pages for which room in the daemon's pipes is to be reserved: none if the dump does not take
+    /// them whatever room there is.
+    #[must_use]
+    pub fn wanted_pipe_bytes(&self) -> u64 {
+        let free = Self {
+            pipe_bytes: u64::MAX,
+            ..*self
+        };
+        match free.choose().way {
+            Way::Stream => self.resident_bytes,
+            Way::PageServer => 0,
+        }
+    }
+
     /// Chooses the way: through pipes, which freezes large processes for a shorter time and others for as long
     /// (docs/performance.md), unless something stands against it.
     #[must_use]
@@ -196,6 +210,19 @@ mod tests {
                 ..conditions
             };
             assert_eq!(chosen(&forced), (Way::Stream, WayReason::Requested));
+            // Without room for it, room is asked for, and only then.
+            let is_of_room = conditions.resident_bytes > free.resident_bytes;
+            let wanted = match is_of_room || conditions.pipe_bytes == 0 {
+                true => conditions.resident_bytes,
+                false => 0,
+            };
+            assert_eq!(conditions.wanted_pipe_bytes(), wanted, "{reason:?}");
+            assert_eq!(forced.wanted_pipe_bytes(), forced.resident_bytes);
         }
+        let page_server = WayConditions {
+            requested: Some(Way::PageServer),
+            ..free
+        };
+        assert_eq!(page_server.wanted_pipe_bytes(), 0);
     }
 }

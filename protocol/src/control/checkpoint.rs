@@ -42,8 +42,8 @@ pub struct SessionOpened {
     /// serves one of these endpoints must not be frozen.
     #[prost(string, repeated, tag = "6")]
     pub depends_on: Vec<String>,
-    /// Bytes of pages that can wait in the daemon's pipes ([`super::request::TakeSpace`]) without a copy; 2^64 - 1 without
-    /// a limit, 0 where the daemon takes no pipes.
+    /// Bytes of pages that can wait in the daemon's pipes ([`super::request::TakeSpace`]) without a copy, reserved or else
+    /// free; 2^64 - 1 without a limit, 0 where the daemon takes no pipes.
     #[prost(uint64, tag = "7")]
     pub pipe_bytes: u64,
 }

@@ -122,6 +122,9 @@ pub struct Open {
     /// Token of a place that was reserved for it; may be empty.
     #[prost(string, tag = "25")]
     pub reservation: String,
+    /// Bytes of pages for which room in the daemon's pipes is to be reserved; 0 for none. Only if `bound_to_connection`.
+    #[prost(uint64, tag = "26")]
+    pub pipe_bytes: u64,
 }
 
 /// Make a closed session a checkpoint. Carries the images directory's descriptor.

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread;
 
 use permafrost_protocol::PAGE_BYTES;
-use permafrost_protocol::control::{Done, request};
+use permafrost_protocol::control::{Done, SessionOpened, request};
 use permafrost_protocol::images::{Pagemap, PagemapEntry};
 use permafrost_protocol::pageserver::PE_PRESENT;
 use permafrost_transport::control::{Connection, ControlError};
@@ -17,13 +17,19 @@ pub const PAGES_ID: u32 = 1;
 
 /// Opens a session, which ends with the connection. Returns its id.
 pub fn open(connection: &mut Connection, job: &str) -> String {
+    open_for(connection, job, 0).session
+}
+
+/// Opens a session that reserves room in pipes for so many bytes. It ends with the connection.
+pub fn open_for(connection: &mut Connection, job: &str, pipe_bytes: u64) -> SessionOpened {
     let open = request::Open {
+        pipe_bytes,
         job: job.to_owned(),
         seal_follows: true,
         bound_to_connection: true,
         ..request::Open::default()
     };
-    connection.call(open).unwrap().session
+    connection.call(open).unwrap()
 }
 
 /// Makes the request for the process of the fake images.

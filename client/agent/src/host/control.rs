@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use permafrost_criu::frontend;
+use permafrost_criu::frontend::{self, PipeRoom};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, Reply, Request, reply, request};
 use permafrost_protocol::versions::{self, Interface, RELEASE};
@@ -23,15 +23,27 @@ const REPLY_PATIENCE: Duration = Duration::from_secs(30);
 /// Shortest time between two progress messages.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
-/// Returns the bytes of pages that can wait in pipes, as [`control::SessionOpened`] has them: 0 only if no pipes are
-/// taken.
-fn pipe_bytes() -> u64 {
+/// Returns true if pages are taken out of pipes.
+fn takes_pipes() -> bool {
     let take = request::Body::TakeSpace(request::TakeSpace::default());
     let spoken = versions::own().of(Interface::Control);
-    if !spoken.contains(control::since(&take)) {
-        return 0;
+    spoken.contains(control::since(&take))
+}
+
+/// Reserves room in pipes for a session that wants it for so many bytes. Returns it, and the bytes that
+/// [`control::SessionOpened`] has: 0 only if no pipes are taken.
+fn reserve_pipes(wanted: u64) -> (Option<PipeRoom>, u64) {
+    if !takes_pipes() {
+        return (None, 0);
     }
-    frontend::pipe_bytes().map_or(u64::MAX, |bytes| bytes.max(1))
+    let room = Some(wanted)
+        .filter(|bytes| *bytes > 0)
+        .and_then(PipeRoom::reserve);
+    let bytes = match &room {
+        Some(room) => room.reserved(),
+        None => frontend::pipe_bytes(),
+    };
+    (room, bytes.map_or(u64::MAX, |bytes| bytes.max(1)))
 }
 
 pub(super) async fn accept<B: Backend>(shared: Arc<Shared<B>>, listener: UnixListener) {
@@ -335,15 +347,24 @@ impl<B: Backend> Handler<'_, B> {
         }
         let backend = &self.shared.backend;
         let bound_to_connection = open.bound_to_connection;
-        let session = backend.open(open, &mut Caller(self.stream))?;
-        // A client that is bound to its connection is on this host, and needs no port.
-        let endpoints = match endpoints::listen_for(self.shared, &session, !bound_to_connection) {
-            Ok(endpoints) => endpoints,
-            Err(error) => {
-                backend.drop_session(session.id());
-                return Err(endpoints::failed("listen for the session")(error).into());
-            }
+        // Others have no end that is sure to come.
+        let wanted = if bound_to_connection {
+            open.pipe_bytes
+        } else {
+            0
         };
+        let session = backend.open(open, &mut Caller(self.stream))?;
+        // Now, not before the session's place in the queue: nobody waits there with room that others could use.
+        let (room, pipe_bytes) = reserve_pipes(wanted);
+        // A client that is bound to its connection is on this host, and needs no port.
+        let endpoints =
+            match endpoints::listen_for(self.shared, &session, !bound_to_connection, room) {
+                Ok(endpoints) => endpoints,
+                Err(error) => {
+                    backend.drop_session(session.id());
+                    return Err(endpoints::failed("listen for the session")(error).into());
+                }
+            };
         let (parent_generation, parent_origin) = session.parent();
         Ok(control::SessionOpened {
             session: session.id().to_owned(),
@@ -354,7 +375,7 @@ impl<B: Backend> Handler<'_, B> {
             parent_generation,
             parent_origin,
             depends_on: backend.depends_on(),
-            pipe_bytes: pipe_bytes(),
+            pipe_bytes,
         })
     }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use permafrost_criu::frontend::{self, ConversationEnd};
+use permafrost_criu::frontend::{self, ConversationEnd, PipeRoom};
 use permafrost_identity::{Action, CriuTls, TlsStream, begins_with_tls};
 use permafrost_protocol::control::{self, ReportedError, request};
 use permafrost_protocol::manifest::JobName;
@@ -413,7 +413,7 @@ pub(super) struct Endpoints {
     pub(super) address: Option<SocketAddr>,
 }
 
-/// Listens for the one dump of a named session, until the session takes no more pages.
+/// Listens for the one dump of a named session, until the session takes no more pages. Until then it has `room` in pipes.
 ///
 /// # Errors
 /// The socket or the port cannot be bound.
@@ -421,6 +421,7 @@ pub(super) fn listen_for<B: Backend>(
     shared: &Arc<Shared<B>>,
     session: &Arc<B::Session>,
     tcp: bool,
+    room: Option<PipeRoom>,
 ) -> io::Result<Endpoints> {
     let _runtime = shared.runtime.enter();
     let tcp = match shared.address.filter(|_| tcp) {
@@ -438,6 +439,10 @@ pub(super) fn listen_for<B: Backend>(
         .join("sessions")
         .join(format!("{}.sock", session.id()));
     let unix = bind_unix(&socket)?;
+    if let Some(room) = room {
+        let id = session.id().to_owned();
+        shared.pipe_rooms.lock().insert(id, Arc::new(room));
+    }
     shared.runtime.spawn(endpoint(
         Arc::clone(shared),
         Arc::clone(session),
@@ -456,6 +461,7 @@ async fn endpoint<B: Backend>(
     path: PathBuf,
 ) {
     let mut ended = session.ended();
+    let id = session.id().to_owned();
     let target = Target::Session(session, limits::of_session());
     loop {
         let connection = tokio::select! {
@@ -468,6 +474,7 @@ async fn endpoint<B: Backend>(
             Err(error) => accept_failed(&error).await,
         }
     }
+    shared.pipe_rooms.lock().remove(&id);
     remove_socket(&path);
 }
 

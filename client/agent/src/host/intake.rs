@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use permafrost_criu::frontend::{PageSink as _, SpaceLimits, SpacePipes};
+use permafrost_criu::frontend::{PageSink as _, PipeRoom, SpaceLimits, SpacePipes};
 use permafrost_protocol::control::{self, ReportedError as _, request};
 use permafrost_protocol::manifest::SpaceType;
 use permafrost_protocol::pageserver::{MAX_SPACES, ProtocolError, SpaceId};
@@ -64,6 +64,7 @@ impl<B: Backend> Sender<'_, B> {
             pages_id: take.pages_id,
             pagemap,
             pages,
+            room: self.room(&take.session),
         };
         let mut begun = self.begun(dump, &take.session)?;
         let limits = SpaceLimits {
@@ -91,6 +92,12 @@ impl<B: Backend> Sender<'_, B> {
             }
             Err(error) => Err(self.failed(&begun, error.to_string())),
         }
+    }
+
+    /// Returns the room in pipes that is reserved for a session, or makes one that is not.
+    fn room(&self, session: &str) -> Arc<PipeRoom> {
+        let reserved = self.shared.pipe_rooms.lock().get(session).cloned();
+        reserved.unwrap_or_else(|| Arc::new(PipeRoom::unreserved()))
     }
 
     /// Ends the dump: its pages are as durable as its session requires.

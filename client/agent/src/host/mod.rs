@@ -26,6 +26,7 @@ mod private_memory;
 mod run_dir;
 mod touched;
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
@@ -34,6 +35,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+use permafrost_criu::frontend::PipeRoom;
 use permafrost_identity::CriuTls;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
@@ -190,6 +193,7 @@ impl Bound {
             options: self.options,
             address: self.address,
             places: Places::default(),
+            pipe_rooms: Mutex::default(),
             started: Instant::now(),
             runtime: Handle::current(),
         });
@@ -218,6 +222,8 @@ struct Shared<B> {
     address: Option<SocketAddr>,
     /// Counters of the page-server connections, by kind.
     places: Places,
+    /// Room in pipes that is reserved for sessions, by their ids.
+    pipe_rooms: Mutex<HashMap<String, Arc<PipeRoom>>>,
     started: Instant,
     runtime: Handle,
 }

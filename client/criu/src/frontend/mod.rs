@@ -17,5 +17,5 @@ pub use lend::{LendError, LentCheckpoint, lend};
 pub use pageserver::{Bounded, ConversationEnd, ServeError, serve};
 pub use pipe::Pipe;
 pub use sink::{PageSink, SinkError};
-pub use space::{SpaceError, SpaceLimits, SpacePipes, pipe_bytes};
+pub use space::{PipeRoom, SpaceError, SpaceLimits, SpacePipes, pipe_bytes};
 pub use streamer::{StreamError, Streamed, accept, stream};

@@ -17,7 +17,7 @@ use permafrost_transport::framing;
 use prost::Message as _;
 
 use super::super::sink::{PageSink, SinkError};
-use super::super::space::{SpaceLimits, SpacePipes};
+use super::super::space::{PipeRoom, SpaceLimits, SpacePipes};
 use super::{Capture, CaptureError, CaptureLimits};
 
 /// Pages of 4 KiB that a session has received, and whether it was closed.
@@ -81,6 +81,7 @@ fn session(stream: UnixStream, limits: SpaceLimits, refuses: bool) -> JoinHandle
                         pages_id: take.pages_id,
                         pagemap,
                         pages,
+                        room: Arc::new(PipeRoom::unreserved()),
                     };
                     let taken = pipes.take(&mut sink, &limits, stream.as_fd());
                     taken.map_err(|error| error.to_string())

@@ -17,6 +17,7 @@ mod waiting;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ use rustix::io::Errno;
 
 pub use self::error::SpaceError;
 use self::error::failed;
-pub use self::room::pipe_bytes;
+pub use self::room::{PipeRoom, pipe_bytes};
 use self::waiting::{Waiting, Went};
 use super::intake::Intake;
 use super::sink::PageSink;
@@ -66,7 +67,6 @@ impl Default for SpaceLimits {
 }
 
 /// An address space, and the read ends of the pipes that bring it.
-#[derive(Debug)]
 pub struct SpacePipes {
     /// The address space.
     pub space: SpaceId,
@@ -76,6 +76,8 @@ pub struct SpacePipes {
     pub pagemap: OwnedFd,
     /// Pipe of the pages.
     pub pages: OwnedFd,
+    /// Room for pages that wait in pipes.
+    pub room: Arc<PipeRoom>,
 }
 
 impl SpacePipes {
@@ -118,9 +120,9 @@ impl SpacePipes {
         }
         let mut pagemap = Some(pipe(self.pagemap, space, "pagemap")?);
         let mut pages = Some(pipe(self.pages, space, "pages")?);
-        let mut entries = Waiting::new(ENTRIES_BYTES as u64, limits.pipe_bytes);
+        let mut entries = Waiting::new(ENTRIES_BYTES as u64, limits.pipe_bytes, &self.room);
         let mut addresses = Addresses::new(space, self.pages_id);
-        let mut waiting = Waiting::new(limits.waiting_bytes, limits.pipe_bytes);
+        let mut waiting = Waiting::new(limits.waiting_bytes, limits.pipe_bytes, &self.room);
         let mut buffer = vec![0; ENTRIES_BYTES];
         loop {
             let more = addresses.pass(&mut waiting, intake)?;

@@ -82,6 +82,7 @@ fn take(
         pages_id: 1,
         pagemap: pagemap.into(),
         pages: pages.into(),
+        room: Arc::new(PipeRoom::unreserved()),
     };
     pipes.take(sink, limits, caller.as_fd())
 }
@@ -217,6 +218,7 @@ fn a_sender_that_falls_silent_or_goes_is_given_up() {
         pages_id: 1,
         pagemap: entries_out.into(),
         pages: pages_out.into(),
+        room: Arc::new(PipeRoom::unreserved()),
     };
     let leaving = thread::spawn(move || {
         thread::sleep(Duration::from_millis(50));

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -11,13 +12,13 @@ use rustix::pipe::{PipeFlags, SpliceFlags};
 
 use super::SpaceError;
 use super::error::failed;
-use super::room::PipeRoom;
+use super::room::{PipeRoom, UsedRoom};
 
 /// Sizes of a part's pipe, the first that this process may have: CAP_SYS_RESOURCE, or fs.pipe-max-size.
 pub(super) const PIPE_BYTES: &[usize] = &[PART_BYTES, SMALL_PIPE_BYTES];
 
 /// Size that every process may give a pipe.
-const SMALL_PIPE_BYTES: usize = 1 << 20;
+pub(super) const SMALL_PIPE_BYTES: usize = 1 << 20;
 
 /// Bytes that are taken at once, and of a part that is a file.
 const PART_BYTES: usize = 16 << 20;
@@ -42,6 +43,7 @@ pub(super) struct Waiting {
     limit: u64,
     /// Sizes of pipes to try; files alone if there are none.
     pipes: &'static [usize],
+    room: Arc<PipeRoom>,
 }
 
 /// A pipe of this process's own; or a file in memory, which the bytes are copied into, where a user's pipes may not be
@@ -51,18 +53,19 @@ struct Part {
     /// Write end of a pipe that may have room.
     write: Option<OwnedFd>,
     is_pipe: bool,
-    _room: Option<PipeRoom>,
+    _room: Option<UsedRoom>,
     filled: u64,
     taken: u64,
 }
 
 impl Waiting {
-    pub(super) fn new(limit: u64, pipes: &'static [usize]) -> Self {
+    pub(super) fn new(limit: u64, pipes: &'static [usize], room: &Arc<PipeRoom>) -> Self {
         Self {
             parts: VecDeque::new(),
             bytes: 0,
             limit,
             pipes,
+            room: Arc::clone(room),
         }
     }
 
@@ -107,7 +110,7 @@ impl Waiting {
         if let Some(full) = self.parts.back_mut() {
             full.write = None;
         }
-        self.parts.push_back(Part::new(self.pipes)?);
+        self.parts.push_back(Part::new(self.pipes, &self.room)?);
         Ok(())
     }
 
@@ -142,7 +145,7 @@ impl Waiting {
 }
 
 impl Part {
-    fn new(pipes: &[usize]) -> Result<Self, SpaceError> {
+    fn new(pipes: &[usize], room: &Arc<PipeRoom>) -> Result<Self, SpaceError> {
         let failed = |error: Errno| failed("make a file for pages in memory")(error.into());
         let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
         // Refused where the user has as many pipes, or the process as many descriptors, as it may.
@@ -153,7 +156,7 @@ impl Part {
         let is_pipe = pipe.is_some();
         let room = pipe.as_ref().and_then(|(read, _)| {
             let size = rustix::pipe::fcntl_getpipe_size(read).ok()?;
-            Some(PipeRoom::taken(size as u64))
+            Some(UsedRoom::new(room, size as u64))
         });
         let (read, write) = match pipe {
             Some((read, write)) => (read, Some(write)),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use permafrost_criu::frontend::StreamReceiver;
 use permafrost_criu::handover::{self, SealOrder};
 use permafrost_criu::verdict::{self, SealBy};
-use permafrost_criu::way::{ChosenWay, Way, WayConditions};
+use permafrost_criu::way::{Way, WayConditions};
 use permafrost_criu::{CriuRun, Guarded, memory, processes, scratch, tree};
 use permafrost_protocol::control::{SessionOpened, request};
 use permafrost_protocol::manifest::Origin;
@@ -38,8 +38,9 @@ impl Plan<'_> {
         places: &Places,
         interrupts: &Interrupts,
     ) -> Result<Taken, Failure> {
-        let (opened, waited) = self.open(connection)?;
-        let way = self.choose_way(&opened, places)?;
+        let (opened, waited) = self.open(connection, places)?;
+        // Now: the process may have grown while the dump waited for its turn.
+        let way = self.way_conditions(opened.pipe_bytes, places)?.choose();
         let previous = match &self.parent {
             Some(parent) => Some(export_parent(connection, parent, places)?),
             None => None,
@@ -119,7 +120,13 @@ impl Plan<'_> {
         })
     }
 
-    fn choose_way(&self, opened: &SessionOpened, places: &Places) -> Result<ChosenWay, Failure> {
+    /// Returns the conditions for the way of the dump as they are now, where the daemon has room in pipes for so many
+    /// bytes.
+    fn way_conditions(
+        &self,
+        pipe_bytes: u64,
+        places: &Places,
+    ) -> Result<WayConditions<'_>, Failure> {
         let fits = StreamReceiver::fits(&places.images);
         let requested = match (self.arguments.stream, self.arguments.page_server) {
             (true, _) if !fits => {
@@ -132,21 +139,23 @@ impl Plan<'_> {
             (false, true) => Some(Way::PageServer),
             (false, false) => None,
         };
-        // Now: the process may have grown while the dump waited for its turn.
         let usage = processes::usage(&processes::tree(self.arguments.pid))?;
-        let conditions = WayConditions {
+        Ok(WayConditions {
             requested,
             soft_dirty: self.origin.tracked,
             criu_version: &self.origin.criu_version,
             resident_bytes: usage.resident_bytes,
-            pipe_bytes: opened.pipe_bytes,
+            pipe_bytes,
             fits,
-        };
-        Ok(conditions.choose())
+        })
     }
 
     /// Opens the session. Returns it and the time in the queue.
-    fn open(&self, connection: &mut Connection) -> Result<(SessionOpened, Duration), Failure> {
+    fn open(
+        &self,
+        connection: &mut Connection,
+        places: &Places,
+    ) -> Result<(SessionOpened, Duration), Failure> {
         let turn = &self.arguments.turn;
         let open = request::Open {
             job: self.arguments.job.clone(),
@@ -166,6 +175,7 @@ impl Plan<'_> {
                 true => String::new(),
                 false => turn.reservation.token()?,
             },
+            pipe_bytes: self.way_conditions(0, places)?.wanted_pipe_bytes(),
             ..request::Open::default()
         };
         let mut queue = QueueDisplay::new(
