@@ -137,6 +137,11 @@ pub mod request {
         /// True if the reader comes back: for 30 s the holder keeps the pages even if the checkpoint is removed.
         #[prost(bool, tag = "12")]
         pub hold: bool,
+        /// With `outline_only`: send a proof (docs/protocol.md, "Fetches") of the pages at `pages` indices from
+        /// `from_index` on, or, if `pages` is 0, of the positions of all pages. A node of an earlier release sends the
+        /// outline of all pages.
+        #[prost(bool, tag = "13")]
+        pub proof: bool,
     }
 
     /// Reports that the cluster lists this checkpoint: it is acknowledged, and is not collected as left over.
