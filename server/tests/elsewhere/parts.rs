@@ -139,6 +139,10 @@ fn read_all(checkpoint: &RemoteCheckpoint, memory: &Memory) -> Result<(), contro
     ] {
         read(checkpoint, memory, from, pages)?;
     }
+    // One after the other, as far as there are not too many.
+    for from in (first..end.min(first + 20_000)).step_by(1000) {
+        read(checkpoint, memory, from, 1000)?;
+    }
     Ok(())
 }
 

@@ -21,9 +21,11 @@ use super::checkpoint::{
 use super::proof::{self, most_bytes};
 use super::{Outline, PageSelection, RemoteCheckpoint, refusal};
 
-/// Pages whose checksums are proven at once: 16 MiB. A fault waits for them, and what is read in the background does so
-/// once for each of them.
+/// Pages whose checksums are proven at once: 16 MiB. A fault waits for them.
 const WINDOW_PAGES: u64 = 4096;
+
+/// Windows that are proven at once where the two before are known: all pages are being read, one after the other.
+const WINDOWS_AHEAD: u64 = 16;
 
 /// Name that announces the bytes of a proof, in [`Kind::Image`].
 const PROOF: &[u8] = b"proof";
@@ -263,14 +265,30 @@ impl RemoteCheckpoint {
     }
 
     fn window(&self, place: usize, window: u64) -> Result<Arc<Outline>, control::Error> {
-        if let Some(known) = self.known.lock().windows.get(&(place, window)) {
-            return Ok(Arc::clone(known));
-        }
-        let first = window * WINDOW_PAGES;
-        let outline = self.proven_outline(place, &(first..first.saturating_add(WINDOW_PAGES)))?;
+        let count = {
+            let known = &self.known.lock().windows;
+            if let Some(known) = known.get(&(place, window)) {
+                return Ok(Arc::clone(known));
+            }
+            let before = window.saturating_sub(2)..window;
+            let is_next = before.clone().count() == 2
+                && before.into_iter().all(|n| known.contains_key(&(place, n)));
+            if is_next { WINDOWS_AHEAD } else { 1 }
+        };
+        let pages_of = |window: u64| {
+            let first = window.saturating_mul(WINDOW_PAGES);
+            first..first.saturating_add(WINDOW_PAGES)
+        };
+        let windows = window..window.saturating_add(count);
+        let range = pages_of(window).start..pages_of(windows.end - 1).end;
+        let outline = self.proven_outline(place, &range)?;
         let mut known = self.known.lock();
-        known.windows.insert((place, window), Arc::clone(&outline));
-        Ok(outline)
+        for window in windows {
+            let mut part = Outline::default();
+            part.append_from(&outline, &pages_of(window));
+            known.windows.insert((place, window), Arc::new(part));
+        }
+        Ok(Arc::clone(&known.windows[&(place, window)]))
     }
 
     /// Returns an outline that has at least the pages with these indices.
