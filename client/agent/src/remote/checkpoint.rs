@@ -35,7 +35,7 @@ pub struct RemoteCheckpoint {
     pub(super) record: control::Checkpoint,
     pub(super) manifest: Manifest,
     pub(super) prefetched: Mutex<Prefetched>,
-    /// What is known of the positions and checksums of pages.
+    /// Known positions and checksums of pages.
     pub(super) known: Mutex<KnownPages>,
 }
 

@@ -1,7 +1,7 @@
 //! Outline of an address space: the positions and checksums of its pages. Compared with the manifest's digest once, it
 //! shows of each single page that it is the checkpoint's, whoever sends it.
 //!
-//! On the wire (docs/protocol.md, "Fetches"), an outline is a sequence of records. A frame has whole ones:
+//! On the wire (docs/protocol.md, "A fetch"), an outline is a sequence of records. A frame has whole ones:
 //!
 //! ```text
 //! u64 first index | u32 pages | u16 flags | u8 1 if the pages are stored, 0 for zeros | u8 0 | u32 CRC32 of each stored page

@@ -30,10 +30,10 @@ const WINDOWS_AHEAD: u64 = 16;
 /// Name that announces the bytes of a proof, in [`Kind::Image`].
 const PROOF: &[u8] = b"proof";
 
-/// What is known of the pages of address spaces, by their places.
+/// Known pages of address spaces, by their places.
 #[derive(Default)]
 pub(super) struct KnownPages {
-    /// All pages.
+    /// Outlines of all pages.
     outlines: HashMap<usize, Arc<Outline>>,
     /// Positions of all pages: first index, flags and number of pages.
     positions: HashMap<usize, Arc<Vec<(u64, u16, u64)>>>,
@@ -46,7 +46,7 @@ pub(super) struct KnownPages {
 pub struct ProofPart {
     /// Index of the address space in the manifest, from 0.
     pub place: usize,
-    /// First index.
+    /// Index of the first page.
     pub from_index: u64,
     /// Number of indices; 0 for the positions of all pages, without checksums.
     pub indices: u64,

@@ -1,7 +1,7 @@
 //! Proofs: parts of a page map's digest tree (docs/format.md, "Content digest"), by which some of an address space is
 //! compared with the manifest's digest without the rest.
 //!
-//! On the wire (docs/protocol.md, "Fetches"), a proof is a sequence of records, each block followed by the records of
+//! On the wire (docs/protocol.md, "A fetch"), a proof is a sequence of records, each block followed by the records of
 //! its slots. Frames may divide them anywhere:
 //!
 //! ```text
