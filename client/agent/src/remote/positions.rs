@@ -35,8 +35,8 @@ const PROOF: &[u8] = b"proof";
 pub(super) struct KnownPages {
     /// Outlines of all pages.
     outlines: HashMap<usize, Arc<Outline>>,
-    /// Positions of all pages: first index, flags and number of pages.
-    positions: HashMap<usize, Arc<Vec<(u64, u16, u64)>>>,
+    /// Positions of all pages, as a pagemap lists them.
+    positions: HashMap<usize, Arc<[PagemapEntry]>>,
     /// Pages of a window, by its number.
     windows: HashMap<(usize, u64), Arc<Outline>>,
 }
@@ -122,17 +122,13 @@ impl RemoteCheckpoint {
     /// No holder gives it, or it differs from the manifest.
     pub fn pagemap(&self, place: usize) -> Result<Vec<u8>, control::Error> {
         let mut pagemap = PagemapWriter::new(self.manifest.spaces[place].pages_id);
-        for &(first_index, flags, nr_pages) in self.positions(place)?.iter() {
-            pagemap.push(PagemapEntry {
-                vaddr: first_index * PAGE_BYTES,
-                nr_pages,
-                flags,
-            });
+        for entry in self.positions(place)?.iter() {
+            pagemap.push(*entry);
         }
         Ok(pagemap.finish())
     }
 
-    fn positions(&self, place: usize) -> Result<Arc<Vec<(u64, u16, u64)>>, control::Error> {
+    fn positions(&self, place: usize) -> Result<Arc<[PagemapEntry]>, control::Error> {
         if let Some(positions) = self.known.lock().positions.get(&place) {
             return Ok(Arc::clone(positions));
         }
@@ -140,11 +136,17 @@ impl RemoteCheckpoint {
         let proven = self.proven(ProofPart::positions(place), |proof| {
             proof::positions(proof, space.pages, &space.map_digest)
         });
-        let positions = match proven? {
+        let positions: Vec<_> = match proven? {
             ReceivedProof::Outline(outline) => outline.runs().collect(),
             ReceivedProof::Proof(positions) => positions,
         };
-        let positions = Arc::new(positions);
+        let entries = positions.into_iter();
+        let entries = entries.map(|(first_index, flags, nr_pages)| PagemapEntry {
+            vaddr: first_index * PAGE_BYTES,
+            nr_pages,
+            flags,
+        });
+        let positions: Arc<[PagemapEntry]> = entries.collect();
         let mut known = self.known.lock();
         known.positions.insert(place, Arc::clone(&positions));
         Ok(positions)

@@ -52,16 +52,16 @@ pub struct ProofEncoder(Vec<u8>);
 impl ProofEncoder {
     /// Adds a block of eight pages: flags of each, and its CRC32; none if it is zeros.
     pub fn leaf(&mut self, first_index: u64, pages: &[Option<(u16, Option<u32>)>; 8]) {
-        let bitmap = |is_set: &dyn Fn(&(u16, Option<u32>)) -> bool| {
-            let slots = (0..).zip(pages);
-            slots.fold(0_u8, |bits, (slot, page)| {
-                bits | u8::from(page.as_ref().is_some_and(is_set)) << slot
+        let bitmap = |only_stored: bool| {
+            (0..).zip(pages).fold(0_u8, |bits, (slot, page)| {
+                let is_set = page.is_some_and(|(_, crc)| !only_stored || crc.is_some());
+                bits | u8::from(is_set) << slot
             })
         };
         self.0.push(LEAF);
         self.0.extend_from_slice(&first_index.to_le_bytes());
-        self.0.push(bitmap(&|_| true));
-        self.0.push(bitmap(&|(_, crc)| crc.is_some()));
+        self.0.push(bitmap(false));
+        self.0.push(bitmap(true));
         for (flags, crc) in pages.iter().flatten() {
             self.0.extend_from_slice(&flags.to_le_bytes());
             if let Some(crc) = crc {
