@@ -58,8 +58,8 @@ pub use error::{
 };
 pub use ids::{CheckpointId, PageNo, ParseIdError, RegionUuid, SegmentNo};
 pub use map::{
-    FindEqual, Kept, MapCursor, MapRoot, MapStats, MapWriter, PageExtent, PageMap, Piece, RunKind,
-    Runs, StoredRun,
+    FindEqual, Kept, MapCursor, MapRoot, MapStats, MapWriter, PageExtent, PageMap, Piece,
+    ProofRecord, ProofScope, RunKind, Runs, StoredRun,
 };
 pub use media::RegionMedium;
 pub use members::{

@@ -278,6 +278,11 @@ impl Node {
         (self.slots >> slot & 1 == 1).then(|| &self.entries[slot])
     }
 
+    /// Returns the bitmap of the occupied slots.
+    pub(super) fn slots(&self) -> u8 {
+        self.slots
+    }
+
     /// Returns the occupied slots with their entries, ascending.
     pub(super) fn occupied(&self) -> impl Iterator<Item = (usize, &SlotEntry)> {
         let entries = self.entries.iter().enumerate();

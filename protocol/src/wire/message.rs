@@ -121,7 +121,7 @@ pub mod request {
         #[prost(bool, tag = "6")]
         pub manifest_only: bool,
         /// True to send the positions and checksums of pages without the pages, with `space`, as
-        /// [`super::super::frame::Kind::ImageData`] (docs/protocol.md, "Fetches").
+        /// [`super::super::frame::Kind::ImageData`] (docs/protocol.md, "A fetch").
         #[prost(bool, tag = "7")]
         pub outline_only: bool,
         /// Only this small image, or some from it on; no address space.
@@ -141,6 +141,10 @@ pub mod request {
         /// True if the reader comes back: for 30 s the holder keeps the pages even if the checkpoint is removed.
         #[prost(bool, tag = "12")]
         pub hold: bool,
+        /// With `outline_only`: send a proof (docs/protocol.md, "A fetch") of the pages at `pages` indices from
+        /// `from_index` on, or of all positions if `pages` is 0. A node of an earlier release sends the outline.
+        #[prost(bool, tag = "13")]
+        pub proof: bool,
     }
 
     /// Reports that the cluster lists this checkpoint: it is acknowledged, and is not collected as left over.

@@ -6,7 +6,10 @@
 use permafrost_store::MissingObject;
 use std::io;
 
-use permafrost_agent::remote::{MapDigest, OutlineEncoder, PageSelection, RemoteCheckpoint};
+use permafrost_agent::remote::{
+    MapDigest, OutlineEncoder, PageSelection, ProofEncoder, ProofPart, RemoteCheckpoint,
+    announce_proof,
+};
 use permafrost_clustered::ClusteredStore;
 use permafrost_criu::source::{PageRun, ReadError};
 use permafrost_identity::{Peer, Role};
@@ -192,9 +195,10 @@ impl Sending<'_> {
                     from_index: request.from_index,
                     pages: request.pages,
                 };
-                match request.outline_only {
-                    true => self.outline(part.place)?,
-                    false => self.space(part)?,
+                match (request.outline_only, request.proof) {
+                    (true, true) => self.proof(part)?,
+                    (true, false) => self.outline(part.place)?,
+                    (false, _) => self.space(part)?,
                 }
             } else {
                 // From where, and how many, is said of one space only.
@@ -243,6 +247,36 @@ impl Sending<'_> {
                 encoder.finish(&mut send)
             }
             Source::Elsewhere(remote) => remote.outline(place)?.send(&mut send),
+        }
+    }
+
+    /// Sends a proof of some pages, as many indices as the part has pages, or of the positions of all pages.
+    fn proof(&mut self, part: PageSelection) -> Result<(), Failure> {
+        self.begin_space(part.place)?;
+        let mut push = |kind, index, bytes: &[u8]| {
+            self.frames.push(kind, 0, 0, index, bytes)?;
+            Ok::<_, Failure>(())
+        };
+        match &self.source {
+            Source::Here(fetch) => {
+                let end = part.from_index.saturating_add(part.pages);
+                let indices = (part.pages > 0).then_some(part.from_index..end);
+                announce_proof(&mut push)?;
+                let mut send = |bytes: &[u8]| push(Kind::ImageData, bytes.len() as u64, bytes);
+                let mut proof = ProofEncoder::default();
+                fetch.prove(part.place, indices, &mut proof, |proof| {
+                    proof.send(false, &mut send)
+                })?;
+                proof.send(true, &mut send)
+            }
+            Source::Elsewhere(remote) => {
+                let proof = remote.prove(ProofPart {
+                    place: part.place,
+                    from_index: part.from_index,
+                    indices: part.pages,
+                });
+                proof?.send(&mut push)
+            }
         }
     }
 

@@ -1,9 +1,10 @@
 //! Reads a checkpoint to pass it on: run by run, each page verified, in bounded memory.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
-use permafrost_agent::remote::{MapDigest, OutlinePages};
+use permafrost_agent::remote::{MapDigest, OutlinePages, ProofEncoder};
 use permafrost_criu::source::PageRun;
 use permafrost_pmem::{MapCursor, PageError, PageMap, RunKind, StoredRun};
 use permafrost_protocol::control;
@@ -169,6 +170,21 @@ impl Fetch {
         take: impl FnMut(u64, u16, OutlinePages<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         self.reader.outline(place, take)
+    }
+
+    /// Adds to a proof of the address space at `place`: of the pages with these indices, or, without indices, of the
+    /// positions of all pages. Calls `sent` after each record. Reads the map, and no page.
+    ///
+    /// # Errors
+    /// The map is damaged; an error of `sent`.
+    pub fn prove<E: From<StoreError>>(
+        &self,
+        place: usize,
+        indices: Option<Range<u64>>,
+        proof: &mut ProofEncoder,
+        sent: impl FnMut(&mut ProofEncoder) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.reader.prove(place, indices, proof, sent)
     }
 
     /// Returns the digest of the pages of the address space at `place` before `from_index`, each of them verified.

@@ -2,11 +2,14 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
-use permafrost_agent::remote::{MapDigest, is_listed_as};
+use permafrost_agent::remote::{LAZY_FLAGS, MapDigest, ProofEncoder, is_listed_as};
 use permafrost_criu::source::{self, CheckpointSource, OutlinePages, PageRun, PagesOut};
-use permafrost_pmem::{BlobError, PageError, PageMap, RunKind, StoredCheckpoint, StoredRun};
+use permafrost_pmem::{
+    BlobError, PageError, PageMap, ProofRecord, ProofScope, RunKind, StoredCheckpoint, StoredRun,
+};
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
 use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
@@ -202,6 +205,42 @@ impl LocalCheckpoint {
         Ok(())
     }
 
+    /// Adds to a proof of an address space, as [`Fetch::prove`](crate::Fetch::prove) does.
+    pub(super) fn prove<E: From<StoreError>>(
+        &self,
+        place: usize,
+        indices: Option<Range<u64>>,
+        proof: &mut ProofEncoder,
+        mut sent: impl FnMut(&mut ProofEncoder) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Some(space) = self.manifest.spaces.get(place) else {
+            return Ok(());
+        };
+        let first_index = indices.as_ref().map_or(0, |indices| indices.start);
+        let scope = indices.map_or(
+            ProofScope::Positions { flags: LAZY_FLAGS },
+            ProofScope::Indices,
+        );
+        let proven = self.map(space)?.prove(&scope, &mut |record| {
+            match record {
+                ProofRecord::Leaf { first_index, pages } => proof.leaf(first_index, &pages),
+                ProofRecord::Block {
+                    level,
+                    first_index,
+                    slots,
+                } => proof.block(level, first_index, slots),
+                ProofRecord::Zeros { flags } => proof.zeros(flags),
+                ProofRecord::Full { digest } => proof.full(&digest),
+                ProofRecord::Hidden { digest } => proof.hidden(&digest),
+            }
+            sent(proof).map_err(Unproven::Taker)
+        });
+        proven.map_err(|error| match error {
+            Unproven::Map(error) => self.corrupt(space, first_index, error).into(),
+            Unproven::Taker(error) => error,
+        })
+    }
+
     /// Returns the digest of the pages of the address space at `place` before `from_index`, each of them verified, so
     /// that another source can continue from there.
     ///
@@ -276,6 +315,18 @@ impl LocalCheckpoint {
             part: format!("{}: image {}", self.name, image.name),
             source,
         })
+    }
+}
+
+/// Reason why a proof ended early.
+enum Unproven<E> {
+    Map(PageError),
+    Taker(E),
+}
+
+impl<E> From<PageError> for Unproven<E> {
+    fn from(error: PageError) -> Self {
+        Self::Map(error)
     }
 }
 

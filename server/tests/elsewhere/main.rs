@@ -7,5 +7,6 @@ mod agents;
 mod damage;
 mod many;
 mod nodes;
+mod parts;
 mod retention;
 mod support;

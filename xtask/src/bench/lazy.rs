@@ -1,9 +1,11 @@
 //! `cargo xtask bench lazy`: lazy restores of real processes, beside plain ones. Measures the time until the process runs,
 //! and the rate at which its memory follows.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use permafrost_tests::cluster::pki;
 use permafrost_tests::contents::Contents;
 use permafrost_tests::daemon::{self, Daemon};
 use permafrost_tests::workload::{self, Workload};
@@ -21,6 +23,9 @@ pub(super) struct Options {
     /// Restores of each size in each way, in turn.
     #[arg(long, default_value_t = 5)]
     runs: usize,
+    /// Restore through an agent, to which the pages come over QUIC.
+    #[arg(long)]
+    agent: bool,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -55,7 +60,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let mut rows = Vec::new();
     for &size_mib in &options.sizes {
         let task = ui::Task::begin(&format!("{size_mib} MiB, {} restores each", options.runs));
-        let row = measure(size_mib, options.runs, &interrupt)?;
+        let row = measure(size_mib, options, &interrupt)?;
         task.done(&format!("runs after {:.0} ms", row.running_ms));
         rows.push(row);
     }
@@ -63,15 +68,22 @@ pub(super) fn run(options: &Options) -> Result<()> {
     super::show(options.json, json, || text(&rows))
 }
 
-fn measure(size_mib: u64, runs: usize, interrupt: &Interrupt) -> Result<Row> {
+fn measure(size_mib: u64, options: &Options, interrupt: &Interrupt) -> Result<Row> {
     let region_mib = size_mib + size_mib / 4 + 256;
     let dir = rig::memory_dir(region_mib + 256)?;
-    let region = daemon::Options {
+    let mut region = daemon::Options {
         region_mib,
         ..daemon::Options::default()
     };
+    if options.agent {
+        let identity = issue(dir.path(), "store", &["--role", "node"])?;
+        let peers = ["--listen-peers", "127.0.0.1:0", "--identity"].map(str::to_owned);
+        region.extra.extend(peers.into_iter().chain([identity]));
+    }
     let daemon = Daemon::start(dir.path(), &region)?;
     super::settle(&daemon)?;
+    let agent = options.agent.then(|| agent(dir.path(), &daemon));
+    let agent = agent.transpose()?;
     let at = dir.path().join("task");
     std::fs::create_dir(&at).context("create the task's directory")?;
     let wanted = workload::Options {
@@ -84,10 +96,11 @@ fn measure(size_mib: u64, runs: usize, interrupt: &Interrupt) -> Result<Row> {
     daemon.run(&["dump", "--job", "lazy", "--pid", &pid])?;
     task.wait_until_gone()?;
     let mut samples = Vec::new();
-    for _ in 0..runs {
+    let reader = agent.as_ref().unwrap_or(&daemon);
+    for _ in 0..options.runs {
         interrupt.check()?;
-        let lazy = restore(&daemon, &mut task, &["restore", "lazy", "--lazy"])?;
-        let plain = restore(&daemon, &mut task, &["restore", "lazy"])?;
+        let lazy = restore(reader, &mut task, &["restore", "lazy", "--lazy"])?;
+        let plain = restore(reader, &mut task, &["restore", "lazy"])?;
         let running = ms(&lazy["lazy"]["running_us"])?;
         samples.push(Sample {
             running,
@@ -104,6 +117,29 @@ fn measure(size_mib: u64, runs: usize, interrupt: &Interrupt) -> Result<Row> {
         gb_per_s: bytes / 1e6 / median(&samples, |sample| sample.rest).max(0.001),
         plain_ms: median(&samples, |sample| sample.plain),
     })
+}
+
+/// Starts an agent of a node.
+fn agent(dir: &Path, node: &Daemon) -> Result<Daemon> {
+    let rights = ["--role", "agent", "--namespace", "default"];
+    let identity = issue(dir, "compute", &rights)?;
+    let at = dir.join("agent");
+    std::fs::create_dir(&at).context("create the agent's directory")?;
+    let node = format!("--node=store={}", node.peers());
+    Daemon::agent(&at, &["--identity", &identity, &node])
+}
+
+/// Issues a certificate, and returns the path of its directory.
+fn issue(dir: &Path, name: &str, rights: &[&str]) -> Result<String> {
+    let ca = dir.join("ca").display().to_string();
+    if !Path::new(&ca).exists() {
+        pki(&["init", "--dir", &ca])?;
+    }
+    let out = dir.join(name).display().to_string();
+    let mut line = vec!["issue", "--dir", &ca, "--name", name, "--out", &out];
+    line.extend(rights);
+    pki(&line)?;
+    Ok(out)
 }
 
 /// Restores the task, verifies its memory, and ends it. Returns the command's report.

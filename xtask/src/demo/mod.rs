@@ -31,6 +31,9 @@ pub(crate) struct Options {
     /// Clones that --lazy starts at once. Each comes to have a memory of its own.
     #[arg(long, default_value_t = 8, requires = "lazy")]
     clones: usize,
+    /// Bring only what the clones access: for more of them than the machine has memory for.
+    #[arg(long, requires = "lazy")]
+    touched_only: bool,
 }
 
 /// One dump and the restore from it, as the table shows them.

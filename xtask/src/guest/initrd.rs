@@ -14,7 +14,7 @@ use super::packages::{self, Packages};
 use crate::paths;
 
 /// Programs taken from the packages.
-const PROGRAMS: [&str; 2] = ["usr/sbin/criu", "sbin/mke2fs"];
+pub(super) const PROGRAMS: [&str; 3] = ["usr/sbin/criu", "sbin/mke2fs", "usr/bin/etcd"];
 /// Programs of this workspace.
 const OURS: [&str; 4] = [
     "permafrostd",

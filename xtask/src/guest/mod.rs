@@ -34,7 +34,7 @@ struct Scenario {
 }
 
 /// Scenarios, in the order in which they run.
-const SCENARIOS: [Scenario; 9] = [
+const SCENARIOS: [Scenario; 10] = [
     Scenario {
         name: "stock-criu",
         device: Device::Nvdimm,
@@ -49,6 +49,12 @@ const SCENARIOS: [Scenario; 9] = [
     },
     Scenario {
         name: "pre-copy",
+        device: Device::Nvdimm,
+        continues: false,
+        cut_at: None,
+    },
+    Scenario {
+        name: "pre-copy-cluster",
         device: Device::Nvdimm,
         continues: false,
         cut_at: None,

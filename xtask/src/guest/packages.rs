@@ -7,17 +7,19 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use super::initrd;
 use crate::apt::{self, Root};
 use crate::{paths, ui};
 
 /// Release of Debian, and the packages fetched from it.
 const SUITE: &str = "bookworm";
-const PACKAGES: [&str; 5] = [
+const PACKAGES: [&str; 6] = [
     "qemu-system-x86",
     "linux-image-cloud-amd64",
     "busybox-static",
     "criu",
     "e2fsprogs",
+    "etcd-server",
 ];
 
 /// Kernel modules besides those built into the cloud kernel: the disk, the NVDIMM in both its forms, the socket
@@ -56,7 +58,11 @@ pub(crate) fn fetch() -> Result<Packages> {
     let root = Root {
         dir: dir.join("root"),
     };
-    if !root.dir.exists() {
+    // Unpacked before the last of them was needed, perhaps.
+    if !initrd::PROGRAMS
+        .iter()
+        .all(|program| root.dir.join(program).exists())
+    {
         let task = ui::Task::begin("fetch QEMU, a kernel and CRIU 3.17.1 for the guest");
         apt::unpack(SUITE, &PACKAGES, &root.dir).context("fetch the guest's packages")?;
         task.done("unpacked under target/guest, nothing installed");

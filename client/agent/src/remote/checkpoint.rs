@@ -5,20 +5,18 @@
 //! end.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use permafrost_criu::source::{PageRun, ReadError};
-use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control;
-use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
 use permafrost_protocol::manifest::{Manifest, SpaceType};
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{FetchOpened, request};
 use permafrost_transport::peer::{PeerError, ReceivedFrame};
 
 use super::digest::MapDigest;
+use super::positions::KnownPages;
 use super::small::Prefetched;
 use super::{Holders, Outline, RemoteError, refusal};
 
@@ -26,7 +24,7 @@ use super::{Holders, Outline, RemoteError, refusal};
 pub(super) const HINT: &str = "try again when a node that holds it is there";
 
 /// Fault of a node whose pages are not the checkpoint's.
-const OTHER: &str = "other pages than the manifest's digest is of";
+pub(super) const OTHER: &str = "other pages than the manifest's digest is of";
 
 /// A checkpoint that is being read.
 pub struct RemoteCheckpoint {
@@ -37,8 +35,8 @@ pub struct RemoteCheckpoint {
     pub(super) record: control::Checkpoint,
     pub(super) manifest: Manifest,
     pub(super) prefetched: Mutex<Prefetched>,
-    /// Positions and checksums of pages, by the place of their address space.
-    outlines: Mutex<HashMap<usize, Arc<Outline>>>,
+    /// Known positions and checksums of pages.
+    pub(super) known: Mutex<KnownPages>,
 }
 
 /// A selection of pages of a checkpoint.
@@ -100,7 +98,7 @@ impl RemoteCheckpoint {
             record,
             manifest,
             prefetched: Mutex::default(),
-            outlines: Mutex::default(),
+            known: Mutex::default(),
         }
     }
 
@@ -177,76 +175,6 @@ impl RemoteCheckpoint {
         &self.manifest
     }
 
-    /// Returns the pagemap image of the address space at `place`, which lists the positions of its pages.
-    ///
-    /// # Errors
-    /// No holder gives it, or it differs from the manifest.
-    pub fn pagemap(&self, place: usize) -> Result<Vec<u8>, control::Error> {
-        let mut pagemap = PagemapWriter::new(self.manifest.spaces[place].pages_id);
-        for (first_index, flags, nr_pages) in self.outline(place)?.runs() {
-            pagemap.push(PagemapEntry {
-                vaddr: first_index * PAGE_BYTES,
-                nr_pages,
-                flags,
-            });
-        }
-        Ok(pagemap.finish())
-    }
-
-    /// Returns the positions and checksums of the pages of the address space at `place`, which match the manifest.
-    ///
-    /// # Errors
-    /// No holder gives them, or they differ from the manifest.
-    pub fn outline(&self, place: usize) -> Result<Arc<Outline>, control::Error> {
-        if let Some(known) = self.outlines.lock().get(&place) {
-            return Ok(Arc::clone(known));
-        }
-        let space = &self.manifest.spaces[place];
-        let mut failure = None;
-        let order = self.order();
-        for (holder, at) in order.iter().zip(1..) {
-            let error = match self.outline_from(holder, at < order.len(), place) {
-                Ok(outline) if outline.is(space.pages, &space.map_digest) => {
-                    let outline = Arc::new(outline);
-                    self.outlines.lock().insert(place, Arc::clone(&outline));
-                    return Ok(outline);
-                }
-                Ok(_) => corrupt(&self.record, &format!("pagemap of {}", space.id)),
-                Err(error) => refusal(&error, HINT),
-            };
-            let checkpoint = name_of(&self.record);
-            tracing::warn!(
-                event = "positions-not-fetched",
-                node = holder,
-                checkpoint,
-                error = error.message,
-                "no positions of pages"
-            );
-            failure.get_or_insert(error);
-            self.ask_last(holder);
-        }
-        Err(failure.unwrap_or_else(|| nobody(&self.record)))
-    }
-
-    fn outline_from(&self, holder: &str, others: bool, place: usize) -> Result<Outline, PeerError> {
-        let fetch = request::Fetch {
-            space: u32::try_from(place + 1).unwrap_or(u32::MAX),
-            outline_only: true,
-            ..fetch_of(&self.record)
-        };
-        let mut outline = Outline::default();
-        for frame in self.holders.fetch(holder, others, fetch)?.frames {
-            let frame = frame?;
-            let read = match frame.header.kind {
-                Kind::Space => Some(()),
-                Kind::ImageData => outline.extend(&frame.payload),
-                _ => None,
-            };
-            read.ok_or_else(|| protocol(holder, "positions of pages that cannot be"))?;
-        }
-        Ok(outline)
-    }
-
     /// Passes on the pages of the address space at `place` from `from_index` on, ascending. `before` is the
     /// digest of the pages before them, which the taker got in another way. The last pages are held back until
     /// the digest of all pages was found to match the manifest.
@@ -305,27 +233,6 @@ impl RemoteCheckpoint {
         taken.map_err(told)
     }
 
-    /// Passes on some pages of an address space, ascending, each compared with the manifest's digest.
-    ///
-    /// # Errors
-    /// No holder gives them, or they differ from the manifest; an error of the taker.
-    pub(super) fn verified_part<E>(
-        &self,
-        part: PageSelection,
-        mut take: impl FnMut(PageRun<'_>) -> Result<(), E>,
-    ) -> Result<(), ReadError<control::Error, E>> {
-        let outline = self.outline(part.place).map_err(ReadError::Source)?;
-        let taken = self.frames(part, Some(&outline), |frame| take(run_of(&frame)));
-        taken.map_err(|stop| match stop {
-            Stop::Node(PeerError::Protocol { what: OTHER, .. }) => {
-                let space = &self.manifest.spaces[part.place];
-                let what = format!("pages of {}", space.id);
-                ReadError::Source(corrupt(&self.record, &what))
-            }
-            stop => told(stop),
-        })
-    }
-
     /// Has the holders keep the pages for 30 s, even if the checkpoint is removed.
     pub(super) fn hold(&self) {
         let hold = request::Fetch {
@@ -348,7 +255,7 @@ impl RemoteCheckpoint {
 
     /// Passes on every frame with pages of the part, ascending and each once, from one holder after another. Those that
     /// differ from `outline` are not passed on: another holder is asked.
-    fn frames<E>(
+    pub(super) fn frames<E>(
         &self,
         part: PageSelection,
         outline: Option<&Outline>,
@@ -454,7 +361,7 @@ pub(super) fn name_of(record: &control::Checkpoint) -> String {
     format!("{}@{}", record.job, record.generation)
 }
 
-fn run_of(frame: &ReceivedFrame) -> PageRun<'_> {
+pub(super) fn run_of(frame: &ReceivedFrame) -> PageRun<'_> {
     let (first_index, flags) = (frame.header.index, frame.header.flags);
     match frame.header.kind {
         Kind::Pages => PageRun::Pages {
@@ -470,7 +377,7 @@ fn run_of(frame: &ReceivedFrame) -> PageRun<'_> {
     }
 }
 
-fn told<E>(stop: Stop<E>) -> ReadError<control::Error, E> {
+pub(super) fn told<E>(stop: Stop<E>) -> ReadError<control::Error, E> {
     match stop {
         Stop::Node(error) => ReadError::Source(refusal(&error, HINT)),
         Stop::Taker(error) => ReadError::Taker(error),

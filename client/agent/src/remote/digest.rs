@@ -8,9 +8,9 @@ use sha2::{Digest, Sha256};
 static ZERO_PAGE_CRC32: LazyLock<u32> = LazyLock::new(|| crc32fast::hash(&[0; PAGE_SIZE]));
 
 /// Slots of a block.
-const SLOTS: u8 = 8;
+pub(super) const SLOTS: u8 = 8;
 /// Largest blocks are those of `8^22` pages: all indices.
-const MAX_SPAN: u8 = 22;
+pub(super) const MAX_SPAN: u8 = 22;
 /// First byte hashed for a block of pages, a block of blocks, a block of zeros.
 const LEAF: u8 = 0;
 const BLOCK: u8 = 1;
@@ -25,15 +25,16 @@ pub struct MapDigest {
     open: Vec<Block>,
 }
 
+/// Block of eight slots of equal length.
 #[derive(Clone, Default)]
-struct Block {
+pub(super) struct Block {
     first_index: u64,
-    slots: [Option<Part>; SLOTS as usize],
+    pub(super) slots: [Option<Part>; SLOTS as usize],
 }
 
 /// Pages in a slot.
 #[derive(Clone, Copy, PartialEq)]
-enum Part {
+pub(super) enum Part {
     /// A page: its flags and CRC32.
     Page(u16, u32),
     /// Zero pages in the whole slot, with these flags.
@@ -42,11 +43,11 @@ enum Part {
 }
 
 /// Pages in a block of `8^span`; at most what an index can count.
-fn span_pages(span: u8) -> u64 {
+pub(super) fn span_pages(span: u8) -> u64 {
     1_u64.checked_shl(3 * u32::from(span)).unwrap_or(u64::MAX)
 }
 
-fn block_of(index: u64, span: u8) -> u64 {
+pub(super) fn block_of(index: u64, span: u8) -> u64 {
     match 1_u64.checked_shl(3 * u32::from(span)) {
         Some(pages) => index / pages * pages,
         None => 0,
@@ -158,12 +159,20 @@ impl MapDigest {
 }
 
 impl Block {
+    /// Returns a block without pages.
+    pub(super) fn at(first_index: u64) -> Self {
+        Self {
+            first_index,
+            ..Self::default()
+        }
+    }
+
     fn is_begun(&self) -> bool {
         self.slots.iter().any(Option::is_some)
     }
 
     /// Returns the pages of the block as a part of the one above.
-    fn part(&self, level: u8) -> Option<Part> {
+    pub(super) fn part(&self, level: u8) -> Option<Part> {
         if let Some(zeros @ Part::Zeros(_)) = self.slots[0]
             && self.slots.iter().all(|slot| *slot == Some(zeros))
         {
@@ -206,7 +215,8 @@ impl Block {
 }
 
 impl Part {
-    fn digest(self, span: u8, first_index: u64) -> [u8; 32] {
+    /// Returns the digest of the part, which is a block of `8^span` pages.
+    pub(super) fn digest(self, span: u8, first_index: u64) -> [u8; 32] {
         match self {
             Self::Digest(digest) => digest,
             Self::Zeros(flags) | Self::Page(flags, _) => {

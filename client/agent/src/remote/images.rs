@@ -6,7 +6,7 @@ use permafrost_criu::source::{CheckpointSource, OutlinePages, PageRun, PagesOut,
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 
-use super::{MapDigest, PageSelection, RemoteCheckpoint};
+use super::{MapDigest, RemoteCheckpoint};
 
 impl CheckpointSource for RemoteCheckpoint {
     type Error = control::Error;
@@ -56,19 +56,7 @@ impl CheckpointSource for RemoteCheckpoint {
         pages: u64,
         take: &mut dyn FnMut(PageRun<'_>) -> io::Result<()>,
     ) -> Result<(), ReadError<control::Error>> {
-        if pages == 0 {
-            return Ok(());
-        }
-        let part = PageSelection {
-            place,
-            from_index: first_index,
-            pages,
-        };
-        let end = first_index.saturating_add(pages);
-        self.verified_part(part, |run| match run.span().0 {
-            // A selection counts pages; this one also ends at an index.
-            first if first >= end => Ok(()),
-            _ => take(run),
-        })
+        let range = first_index..first_index.saturating_add(pages);
+        self.verified_part(place, range, take)
     }
 }

@@ -5,6 +5,8 @@ mod checkpoint;
 mod digest;
 mod images;
 mod outline;
+mod positions;
+mod proof;
 mod small;
 
 use std::time::{Duration, Instant};
@@ -16,6 +18,8 @@ use permafrost_transport::peer::{self, FetchReader, Network, PeerError, Received
 pub use checkpoint::{PageSelection, RemoteCheckpoint, is_listed_as};
 pub use digest::MapDigest;
 pub use outline::{Outline, OutlineEncoder, OutlinePages};
+pub use positions::{ProofPart, ReceivedProof, announce_proof};
+pub use proof::{LAZY_FLAGS, ProofEncoder};
 
 /// Time limit for reaching one node, where other nodes are left to ask.
 const REACH: Duration = Duration::from_secs(3);

@@ -1,11 +1,13 @@
 //! Outline of an address space: the positions and checksums of its pages. Compared with the manifest's digest once, it
 //! shows of each single page that it is the checkpoint's, whoever sends it.
 //!
-//! On the wire (docs/protocol.md, "Fetches"), an outline is a sequence of records. A frame has whole ones:
+//! On the wire (docs/protocol.md, "A fetch"), an outline is a sequence of records. A frame has whole ones:
 //!
 //! ```text
 //! u64 first index | u32 pages | u16 flags | u8 1 if the pages are stored, 0 for zeros | u8 0 | u32 CRC32 of each stored page
 //! ```
+
+use std::ops::Range;
 
 pub use permafrost_criu::source::OutlinePages;
 use permafrost_protocol::PAGE_SIZE;
@@ -151,6 +153,58 @@ impl Outline {
             bytes = rest;
         }
         Some(())
+    }
+
+    /// Adds stored pages behind those that are there.
+    pub(super) fn append_stored(&mut self, first_index: u64, flags: u16, crcs: &[u32]) {
+        let at = self.crcs.len();
+        self.crcs.extend_from_slice(crcs);
+        self.append(first_index, flags, crcs.len() as u64, Some(at));
+    }
+
+    /// Adds zero pages behind those that are there.
+    pub(super) fn append_zeros(&mut self, first_index: u64, flags: u16, pages: u64) {
+        self.append(first_index, flags, pages, None);
+    }
+
+    fn append(&mut self, first_index: u64, flags: u16, pages: u64, crcs: Option<usize>) {
+        if let Some(last) = self.runs.last_mut()
+            && (last.end(), last.flags) == (first_index, flags)
+            && last.crcs.is_some() == crcs.is_some()
+        {
+            last.pages += pages;
+            return;
+        }
+        self.runs.push(Run {
+            first_index,
+            pages,
+            flags,
+            crcs,
+        });
+    }
+
+    /// Adds the pages of another outline with these indices, behind those that are there.
+    pub(super) fn append_from(&mut self, other: &Self, range: &Range<u64>) {
+        for run in &other.runs[other.place_of(range.start)..] {
+            let first = run.first_index.max(range.start);
+            let pages = run.end().min(range.end).saturating_sub(first);
+            if pages == 0 {
+                break;
+            }
+            match other.pages_of(run).without(first - run.first_index) {
+                OutlinePages::Zero(_) => self.append_zeros(first, run.flags, pages),
+                OutlinePages::Stored(crcs) => {
+                    let count = usize::try_from(pages).unwrap_or(usize::MAX);
+                    let crcs = crcs.get(..count).unwrap_or(crcs);
+                    self.append_stored(first, run.flags, crcs);
+                }
+            }
+        }
+    }
+
+    /// Returns the number of pages.
+    pub(super) fn count(&self) -> u64 {
+        self.runs.iter().map(|run| run.pages).sum()
     }
 
     /// Sends the outline as frames' payloads.

@@ -245,6 +245,11 @@ impl Site {
 
     /// Makes a dump that node `n` receives and holds alone.
     pub(crate) fn dump(&self, n: usize, memory: &Memory) -> Checkpoint {
+        self.dump_as(n, memory, PE_PRESENT)
+    }
+
+    /// Makes a dump as [`dump`](Self::dump) does, of pages with these flags.
+    pub(crate) fn dump_as(&self, n: usize, memory: &Memory, flags: u16) -> Checkpoint {
         let store = &self.nodes[n].store;
         let request = SessionRequest {
             job: JOB.to_owned(),
@@ -262,7 +267,7 @@ impl Site {
         sink.open(SpaceId::process(PID)).unwrap();
         for (index, page) in memory {
             let at = index * PAGE_SIZE as u64;
-            sink.pages(at, PE_PRESENT, page).unwrap();
+            sink.pages(at, flags, page).unwrap();
         }
         sink.close().unwrap();
         let dir = tempfile::tempdir_in(self.work.path()).unwrap();
