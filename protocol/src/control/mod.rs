@@ -99,7 +99,10 @@ impl Request {
 /// Returns the first version of the control protocol that has the request.
 pub const fn since(body: &request::Body) -> u32 {
     match body {
-        request::Body::SetLevel(_) | request::Body::TakeSpace(_) | request::Body::EndPages(_) => 2,
+        request::Body::SetLevel(_)
+        | request::Body::TakeSpace(_)
+        | request::Body::EndPages(_)
+        | request::Body::Place(_) => 2,
         _ => 1,
     }
 }

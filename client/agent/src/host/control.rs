@@ -26,12 +26,16 @@ const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 /// Returns the bytes of pages that can wait in pipes, as [`control::SessionOpened`] has them: 0 only if no pipes are
 /// taken.
 fn pipe_bytes() -> u64 {
-    let take = request::Body::TakeSpace(request::TakeSpace::default());
-    let spoken = versions::own().of(Interface::Control);
-    if !spoken.contains(control::since(&take)) {
+    if !takes(request::Body::TakeSpace(request::TakeSpace::default())) {
         return 0;
     }
     frontend::pipe_bytes().map_or(u64::MAX, |bytes| bytes.max(1))
+}
+
+/// Returns true if a request is of a version that is spoken here.
+fn takes(body: request::Body) -> bool {
+    let spoken = versions::own().of(Interface::Control);
+    spoken.contains(control::since(&body))
 }
 
 pub(super) async fn accept<B: Backend>(shared: Arc<Shared<B>>, listener: UnixListener) {
@@ -249,7 +253,10 @@ impl<B: Backend> Handler<'_, B> {
                 reply::Body::Checkpoint(backend.adopt(adopt, first(fds)?)?)
             }
             request::Body::List(list) => reply::Body::Checkpoints(backend.list(&list)?),
-            request::Body::Show(show) => reply::Body::Detail(backend.show(&show)?),
+            request::Body::Show(show) => reply::Body::Detail(control::Detail {
+                places: takes(request::Body::Place(request::Place::default())),
+                ..backend.show(&show)?
+            }),
             request::Body::Describe(contents) => {
                 reply::Body::Contents(backend.contents(&contents)?)
             }
@@ -303,6 +310,10 @@ impl<B: Backend> Handler<'_, B> {
             }
             request::Body::Thaw(thaw) => {
                 reply::Body::LazyServed(lazy::thaw(backend, self.stream, &thaw, first(fds)?)?)
+            }
+            request::Body::Place(place) => {
+                let listener = first(fds)?;
+                reply::Body::LazyServed(lazy::place(backend, self.stream, &place, listener)?)
             }
             request::Body::TakeSpace(take) => {
                 sender.take_space(&mut bound.dump, &take, fds)?;
