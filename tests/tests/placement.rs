@@ -44,7 +44,11 @@ impl Site {
         let criu = criu::for_test(test)?;
         process::adopt_orphans().unwrap();
         let work = tempfile::tempdir().unwrap();
-        let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
+        let options_of_daemon = Options {
+            extra: ["--metrics", "127.0.0.1:0"].map(str::to_owned).to_vec(),
+            ..Options::default()
+        };
+        let daemon = Daemon::start(work.path(), &options_of_daemon).unwrap();
         let dir = work.path().join("task");
         std::fs::create_dir(&dir).unwrap();
         let mut task = Workload::start(&dir, options).unwrap();
@@ -70,13 +74,18 @@ impl Site {
         path
     }
 
-    /// Begins a restore whose daemon does this when CRIU begins. Returns once CRIU waits for the memory.
-    fn begin(&self, by: &str) -> Child {
-        let text = format!("[ \"$CRTOOLS_SCRIPT_ACTION\" != pre-restore ] || {by}");
-        let script = self.script("by", &text);
+    /// Begins a restore whose daemon is stopped before it places the memory. Returns once CRIU waits for that.
+    fn begin(&self) -> Child {
+        // Not earlier: CRIU accesses some of the memory while it restores.
+        let text = format!(
+            "[ \"$CRTOOLS_SCRIPT_ACTION\" != post-restore ] || kill -STOP @daemon\nexec {}",
+            binaries::path("permafrost-action").unwrap().display()
+        );
+        let script = self.script("stops", &text);
         let mut command = self.daemon.command().unwrap();
-        command.args(["restore", "a", "--", "--action-script"]);
-        command.arg(script);
+        command
+            .args(["restore", "a"])
+            .env("PERMAFROST_ACTION", script);
         let child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -167,8 +176,7 @@ fn a_plain_restore_places_the_memory_before_the_process_runs() {
     site.kill();
 
     // It is a restore like those that stream.
-    let metrics = site.daemon.scrape().unwrap();
-    assert!(metrics.contains("permafrost_restores_total 2"), "{metrics}");
+    assert_eq!(site.daemon.counter("permafrost_restores_total").unwrap(), 2);
     let log = std::fs::read_dir(site.work.path().join("run")).unwrap();
     let names: Vec<_> = log.map(|entry| entry.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name == "lazy-keeper.log"));
@@ -258,7 +266,10 @@ fn nothing_runs_if_a_page_is_damaged() {
     let refused = site.daemon.try_run(&["restore", "a"]).unwrap();
     let told = said(&refused);
     assert_eq!(refused.status.code(), Some(CORRUPT), "{told}");
-    assert!(told.contains("a@1") && told.contains("address 0x"), "{told}");
+    assert!(
+        told.contains("a@1") && told.contains("address 0x"),
+        "{told}"
+    );
     site.task.wait_until_gone().unwrap();
 }
 
@@ -268,7 +279,7 @@ fn nothing_runs_if_the_daemon_is_killed() {
     let Some(site) = Site::with_dump(TEST, 16) else {
         return;
     };
-    let restoring = site.begin("kill -STOP @daemon");
+    let restoring = site.begin();
     site.daemon.kill().unwrap();
     let ended = restoring.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(UNREACHABLE), "{}", said(&ended));
@@ -283,7 +294,7 @@ fn nothing_runs_if_the_command_is_interrupted_or_killed_or_criu_is() {
         return;
     };
     let go_on = |site: &Site| process::signal(site.daemon.pid(), Signal::CONT).unwrap();
-    let restoring = site.begin("kill -STOP @daemon");
+    let restoring = site.begin();
     process::signal(restoring.id(), Signal::INT).unwrap();
     let ended = restoring.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(INTERRUPTED), "{}", said(&ended));
@@ -291,14 +302,14 @@ fn nothing_runs_if_the_command_is_interrupted_or_killed_or_criu_is() {
     go_on(&site);
     site.assert_undone();
 
-    let mut restoring = site.begin("kill -STOP @daemon");
+    let mut restoring = site.begin();
     restoring.kill().unwrap();
     restoring.wait().unwrap();
     // The daemon finds the caller gone, with all that it needs to place the pages at hand.
     go_on(&site);
     site.assert_undone();
 
-    let restoring = site.begin("kill -STOP @daemon");
+    let restoring = site.begin();
     let script = waiting_script(site.task.pid()).unwrap();
     process::signal(parent(script), Signal::KILL).unwrap();
     go_on(&site);
@@ -307,7 +318,7 @@ fn nothing_runs_if_the_command_is_interrupted_or_killed_or_criu_is() {
     site.assert_undone();
 
     // The script is killed, of which CRIU is told as of a failure.
-    let restoring = site.begin("kill -STOP @daemon");
+    let restoring = site.begin();
     let script = waiting_script(site.task.pid()).unwrap();
     process::signal(script, Signal::KILL).unwrap();
     go_on(&site);
@@ -329,7 +340,10 @@ fn nothing_runs_if_the_daemon_has_no_descriptor_left() {
         return;
     };
     let limit = |soft: &str| format!("prlimit --pid @daemon --nofile={soft}:");
-    let text = format!("[ \"$CRTOOLS_SCRIPT_ACTION\" != pre-restore ] || {}", limit("4"));
+    let text = format!(
+        "[ \"$CRTOOLS_SCRIPT_ACTION\" != pre-restore ] || {}",
+        limit("4")
+    );
     let script = site.script("limit", &text);
     let line = ["restore", "a", "--", "--action-script"];
     let refused = site
@@ -358,7 +372,11 @@ fn a_criu_that_does_not_wait_is_found_out() {
     let command = command.args(["restore", "a"]);
     let refused = command.env("PERMAFROST_CRIU", wrapper).output().unwrap();
     assert!(!refused.status.success(), "{}", said(&refused));
-    assert!(said(&refused).contains("did not wait"), "{}", said(&refused));
+    assert!(
+        said(&refused).contains("did not wait"),
+        "{}",
+        said(&refused)
+    );
     site.assert_undone();
 }
 
@@ -386,9 +404,9 @@ fn the_memory_of_a_job_that_is_removed_meanwhile_is_placed() {
 #[test]
 fn a_node_without_a_copy_places_the_pages_of_others() {
     const TEST: &str = "a_node_without_a_copy_places_the_pages_of_others";
-    if criu::for_test(TEST).is_none() {
+    let Some(criu) = criu::for_test(TEST) else {
         return;
-    }
+    };
     let setup = Setup {
         nodes: 2,
         members: 1,
@@ -407,12 +425,16 @@ fn a_node_without_a_copy_places_the_pages_of_others() {
     let on = |node: usize, line: &[&str]| {
         let mut command = Command::new(binaries::path("permafrost").unwrap());
         command.arg("--json").args(line);
+        command.env("PERMAFROST_CRIU", &criu.path);
         let output = run(command, &cluster.node(node).control());
         assert!(output.status.success(), "{output:?}");
         output.stdout
     };
     // Without a copy elsewhere.
-    on(0, &["dump", "--pid", &pid, "--job", "a", "--durability", "local"]);
+    on(
+        0,
+        &["dump", "--pid", &pid, "--job", "a", "--durability", "local"],
+    );
     task.wait_until_gone().unwrap();
     let restored = on(1, &["restore", "a", "--trust", "any"]);
     let restored: serde_json::Value = serde_json::from_slice(&restored).unwrap();

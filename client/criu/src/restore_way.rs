@@ -69,7 +69,9 @@ impl ChosenRestoreWay {
             RestoreWayReason::Fastest => ", the fastest way",
             RestoreWayReason::Requested => option,
             RestoreWayReason::OldDaemon => ": this permafrostd places no pages",
-            RestoreWayReason::NoActionProgram => ": there is no permafrost-action beside this program",
+            RestoreWayReason::NoActionProgram => {
+                ": there is no permafrost-action beside this program"
+            }
             RestoreWayReason::NoUserfaultfd => ": there is no userfaultfd here (permafrost doctor)",
             RestoreWayReason::ForkedMemory => ": forked processes share memory",
             RestoreWayReason::EagerMemory => ": much memory is shared or locked",
@@ -172,7 +174,9 @@ mod tests {
             pages,
             ..AddressSpace::default()
         };
-        let processes = processes.iter().map(|pages| space(SpaceType::Process, *pages));
+        let processes = processes
+            .iter()
+            .map(|pages| space(SpaceType::Process, *pages));
         let shared = std::iter::once(space(SpaceType::SharedMemory, shared));
         Manifest {
             spaces: processes.chain(shared).collect(),

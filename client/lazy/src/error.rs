@@ -12,7 +12,9 @@ pub enum LazyError {
     #[error("CRIU gave the restore up")]
     GivenUp,
     /// CRIU let the processes run before all of their pages were there.
-    #[error("CRIU did not wait for permafrost-action: the processes ran without all of their memory")]
+    #[error(
+        "CRIU did not wait for permafrost-action: the processes ran without all of their memory"
+    )]
     NotHeld,
     /// CRIU sent something else than processes and their userfaultfds.
     #[error("CRIU sent {what} on the lazy-pages socket")]

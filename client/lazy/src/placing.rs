@@ -103,9 +103,7 @@ fn spawn<'scope>(
     work: impl FnOnce() + Send + 'scope,
 ) -> Result<(), LazyError> {
     let spawned = thread::Builder::new().spawn_scoped(scope, work);
-    spawned
-        .map(drop)
-        .map_err(LazyError::io("start a thread"))
+    spawned.map(drop).map_err(LazyError::io("start a thread"))
 }
 
 /// Pages of a process that one thread places.
@@ -161,7 +159,10 @@ impl<'a> Placing<'a> {
             let mut fds = [
                 PollFd::new(criu, PollFlags::IN),
                 PollFd::new(listener, PollFlags::IN),
-                PollFd::new(&self.is_placed, if is_placed { idle } else { PollFlags::IN }),
+                PollFd::new(
+                    &self.is_placed,
+                    if is_placed { idle } else { PollFlags::IN },
+                ),
                 PollFd::new(self.shared.wake(), PollFlags::IN),
                 PollFd::new(caller, PollFlags::RDHUP | PollFlags::HUP),
             ];
@@ -170,8 +171,7 @@ impl<'a> Placing<'a> {
                 Err(errno) => return Err(LazyError::io("wait for CRIU")(errno.into())),
                 Ok(_) => placed(self.shared.progress().0),
             }
-            let [from_criu, script, done, over, hang_up] =
-                fds.map(|fd| !fd.revents().is_empty());
+            let [from_criu, script, done, over, hang_up] = fds.map(|fd| !fd.revents().is_empty());
             if over {
                 return Ok(());
             }
@@ -224,7 +224,8 @@ impl<'a> Placing<'a> {
             && !self.shared.is_over()
             && let Err(errno) = rustix::io::write(&self.is_placed, &1_u64.to_ne_bytes())
         {
-            self.shared.fail(LazyError::io("end the placement")(errno.into()));
+            self.shared
+                .fail(LazyError::io("end the placement")(errno.into()));
         }
     }
 

@@ -13,8 +13,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
-use rustix::mm::{UserfaultfdFlags, userfaultfd};
 use rustix::ioctl::{Opcode, Setter, Updater, ioctl, opcode};
+use rustix::mm::{UserfaultfdFlags, userfaultfd};
 
 /// Group of the ioctls, `UFFDIO`.
 const GROUP: u8 = 0xAA;

@@ -304,7 +304,9 @@ pub(crate) fn fetch(
     interrupts: &Interrupts,
     without_lazy_pages: bool,
 ) -> Result<Exported, Failure> {
-    let Wanted { name, images, turn } = wanted;
+    let Wanted {
+        name, images, turn, ..
+    } = wanted;
     let directory = File::open(images).map_err(|error| Failure::io("open", images, &error))?;
     let mut queue = QueueDisplay::new(context, format!("restore {name}"), "restores", "");
     let mut progress = ProgressDisplay::new(context, format!("fetch {name}"));

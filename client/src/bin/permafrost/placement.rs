@@ -79,8 +79,7 @@ impl Placement {
             reservation: turn.reservation.token()?,
         };
         let Self { listener, action } = self;
-        let queued = Instant::now();
-        delivery::begin(
+        let turn = delivery::begin(
             context,
             interrupts,
             &mut connection,
@@ -88,7 +87,6 @@ impl Placement {
             &listener,
             name,
         )?;
-        let turn = queued.elapsed();
         // The daemon's descriptor is the only one now: if the daemon ends, CRIU and its script are refused.
         drop(listener);
         interrupts.check()?;

@@ -40,7 +40,8 @@ use crate::placement::Placement;
 use crate::trust::{self, Rule};
 
 pub(crate) const RESTORE_EXAMPLES: &str = "\
-The images are built in memory and removed when CRIU is done. CRIU options of the dump that the restore \
+permafrostd places the memory in the processes before they run, or CRIU reads it from pipes; the output says which way was \
+taken. The other images are built in memory and removed when CRIU is done. CRIU options of the dump that the restore \
 must repeat (--shell-job, --tcp-established, …) are repeated; yours win over them.
 
 Examples:
@@ -347,15 +348,15 @@ pub(crate) fn bring_back(
             "restore {name}: interrupted, nothing of it runs"
         )));
     }
-    if chosen.way == RestoreWay::Place
-        && let (Some(pid), Some(refusal)) = (pid, &refusal)
-    {
-        // CRIU did not wait for the memory, or nobody knows whether all of it came.
-        end_tree(pid);
-        let failure = Failure::from(refusal.clone());
-        return Err(failure.during(format!("restore {name}: process {pid} was ended")));
-    }
-    let refusal = refusal.filter(delivery::counts);
+    let refusal = match (chosen.way, pid, refusal) {
+        (RestoreWay::Place, Some(pid), Some(refusal)) => {
+            // CRIU did not wait for the memory, or nobody knows whether all of it came.
+            end_tree(pid);
+            let what = format!("restore {name}: process {pid} was ended");
+            return Err(Failure::from(refusal).during(what));
+        }
+        (_, _, refusal) => refusal.filter(delivery::counts),
+    };
     let Some(pid) = pid else {
         // A program that is not CRIU ends without a request for any image.
         criu.version()?;

@@ -26,7 +26,6 @@ mod report;
 mod run;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -246,7 +245,7 @@ impl<'a> Plan<'a> {
         let action = if arguments.pre_dump {
             PathBuf::new()
         } else {
-            action::program(arguments.action.as_deref())?
+            crate::action::program(arguments.action.as_deref())?
         };
         Ok(Self {
             context,
