@@ -45,7 +45,7 @@ impl Site {
         process::adopt_orphans().unwrap();
         let work = tempfile::tempdir().unwrap();
         let options_of_daemon = Options {
-            extra: ["--metrics", "127.0.0.1:0"].map(str::to_owned).to_vec(),
+            extra: ["--listen-metrics", "127.0.0.1:0"].map(str::to_owned).to_vec(),
             ..Options::default()
         };
         let daemon = Daemon::start(work.path(), &options_of_daemon).unwrap();
