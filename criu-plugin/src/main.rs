@@ -1,7 +1,10 @@
 //! `permafrost-action`: the action script that CRIU calls.
 //!
-//! CRIU runs the script at every stage of a dump or a restore, without arguments. The script acts on `post-dump`
-//! only, where the tasks are still frozen and every image is written. It seals the session that PERMAFROST_SESSION
+//! CRIU runs the script at every stage of a dump or a restore, without arguments. The script acts on two of them. On
+//! `post-restore`, where all mappings are there and no restored process has run, it waits until `permafrostd` has placed
+//! all memory, if the restore is one of `permafrost restore`; if that fails it exits non-zero, and CRIU aborts the restore.
+//!
+//! On `post-dump` the tasks are still frozen and every image is written. The script seals the session that PERMAFROST_SESSION
 //! names, or the file beside the images if the environment is missing; with PERMAFROST_JOB it stores the images for
 //! that job: a directory that has its pages is imported, for one whose pages went to the page server the anonymous
 //! session that fits is adopted. If that fails it exits non-zero, so that CRIU rolls the dump back and the tasks
@@ -15,7 +18,7 @@
 //! Several configuration files and options may each name a script, under either name, and CRIU runs them all. The
 //! first leaves its verdict in the images directory; the others find it and repeat it, a refusal included.
 //!
-//! Everything here happens while the tasks are frozen: no argument parser, no logger.
+//! Everything here happens while tasks wait: no argument parser, no logger.
 
 #![forbid(unsafe_code)]
 
@@ -71,9 +74,29 @@ const ELSEWHERE: &str = "if the pages went to another page server on purpose, as
 const MAX_VERDICT_BYTES: u64 = 64 << 10;
 
 fn main() -> ExitCode {
-    if env::var_os(ACTION_VARIABLE).is_none_or(|action| action != "post-dump") {
-        return ExitCode::SUCCESS;
+    match env::var_os(ACTION_VARIABLE) {
+        Some(action) if action == "post-restore" => await_memory(),
+        Some(action) if action == "post-dump" => conclude_dump(),
+        _ => ExitCode::SUCCESS,
     }
+}
+
+/// Waits until all memory of a restore is there, if it comes while the processes wait.
+fn await_memory() -> ExitCode {
+    let Ok(images) = open_images() else {
+        // A restore from a place that is no directory.
+        return ExitCode::SUCCESS;
+    };
+    let reason = match handover::await_placement(&images) {
+        Ok(true) => return ExitCode::SUCCESS,
+        Ok(false) => "permafrostd has given up".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    eprintln!("permafrost-action: the memory of the processes is not there: {reason}");
+    ExitCode::FAILURE
+}
+
+fn conclude_dump() -> ExitCode {
     let is_hook = env::args_os()
         .next()
         .is_some_and(|program| Path::new(&program).file_name() == Some(HOOK_NAME.as_ref()));

@@ -189,6 +189,7 @@ impl Access {
             Body::Stream(stream) => Self::Read(checkpoint(&stream.checkpoint)?.job),
             Body::Lend(lend) => Self::Read(checkpoint(&lend.checkpoint)?.job),
             Body::Thaw(thaw) => Self::Read(checkpoint(&thaw.checkpoint)?.job),
+            Body::Place(place) => Self::Read(checkpoint(&place.checkpoint)?.job),
             Body::Scrub(scrub) => {
                 if !scrub.checkpoint.is_empty() {
                     checkpoint(&scrub.checkpoint)?;

@@ -225,6 +225,7 @@ fn requests_and_replies() {
         ("Thaw", Q::Thaw(Default::default())),
         ("TakeSpace", Q::TakeSpace(Default::default())),
         ("EndPages", Q::EndPages(Default::default())),
+        ("Place", Q::Place(Default::default())),
         ("Nodes", Q::Nodes(Default::default())),
         ("SetNode", Q::SetNode(Default::default())),
         ("Rebuild", Q::Rebuild(Default::default())),

@@ -18,7 +18,7 @@ use super::images::Served;
 use super::nodes::{Nodes, odd_answer, refusal};
 use super::session::{RemoteDump, Sink};
 use crate::error::{DumpError, NodesError};
-use crate::host::{Backend, Client, Lent, ServeLazily, TouchedFiles, Waits};
+use crate::host::{Backend, Client, Lent, ServeLazily, ServePlacing, TouchedFiles, Waits};
 use crate::remote::{Holders, RemoteCheckpoint};
 
 /// Time limit for CRIU to connect after it was promised its images.
@@ -551,6 +551,18 @@ impl Backend for Remote {
         waits.begins();
         let lent: &dyn LazySource = &checkpoint;
         serve(lent, &FillGate::opened())
+    }
+
+    fn place(
+        &self,
+        place: &request::Place,
+        waits: &mut dyn Waits,
+        serve: ServePlacing<'_>,
+    ) -> Result<control::LazyServed, control::Error> {
+        let checkpoint = self.checkpoint(&place.checkpoint)?;
+        waits.begins();
+        let source: &dyn LazySource = &checkpoint;
+        serve(source, &FillGate::opened(), &mut |_| {})
     }
 
     fn status(&self) -> Result<control::ServerStatus, control::Error> {

@@ -1,25 +1,26 @@
-//! Files by which `permafrost dump` passes its order to the action script, beside the images, where the
-//! environment does not get through (a CRIU that is started by sudo, or by a wrapper with `env -i`). Without
-//! them the script would not know that the dump belongs to Permafrost and would let CRIU end the tasks; only
-//! then would it show that the seal fails.
+//! Files by which `permafrost` passes its order to the action script, beside the images, where the environment does not
+//! get through (a CRIU that is started by sudo, or by a wrapper with `env -i`). Without those of a dump the script would
+//! not know that it belongs to Permafrost and would let CRIU end the tasks; only then would it show that the seal fails.
 //!
 //! ```text
 //! SCRATCH/           0700
 //! ├── images/        0700, what CRIU calls CRTOOLS_IMAGE_DIR
 //! ├── session        0600: SESSION, a NUL, the control socket's path, a NUL, when to give up sealing, a NUL
-//! └── verdict        0600, empty until the script writes it
+//! ├── verdict        0600, empty until the script writes it
+//! └── placement.socket   of a restore: answers the script when all memory is there
 //! ```
 //!
-//! The script may run for every dump of the machine, as root. So it trusts a `session` only where all of this
-//! belongs to the owner of the images directory, who has the images in hand anyway, and is closed to all other
-//! users; and it writes into nothing but an existing `verdict` of that owner's.
+//! The script may run for every dump of the machine, as root. So it trusts them only where all of this belongs to
+//! the owner of the images directory, who has the images in hand anyway, and is closed to all other users; and it writes
+//! into nothing but an existing `verdict` of that owner's.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, openat};
@@ -31,6 +32,12 @@ const SESSION: &str = "session";
 
 /// Name of the verdict's file.
 const VERDICT: &str = "verdict";
+
+/// Name of the socket at which the script of a restore waits until all memory is there.
+const PLACEMENT: &str = "placement.socket";
+
+/// Reply on that socket once all memory is there. Anything else is a failure.
+pub const PLACED: &[u8] = b"placed";
 
 /// Largest order that is read: a session id, a path and a time are shorter.
 const MAX_BYTES: u64 = 8 << 10;
@@ -96,16 +103,8 @@ fn create(path: &Path) -> io::Result<File> {
 /// Reads the order beside the images directory that is open as `images`; `None` if there is none, or none that
 /// can be trusted.
 pub fn beside(images: &File) -> Option<Handover> {
-    let owner = private(&fstat(images).ok()?, FileType::Directory, None)?;
+    let (scratch, owner) = private_scratch(images)?;
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let scratch = openat(
-        images,
-        "..",
-        flags | OFlags::DIRECTORY | OFlags::RDONLY,
-        Mode::empty(),
-    )
-    .ok()?;
-    private(&fstat(&scratch).ok()?, FileType::Directory, Some(owner))?;
     let open = |name: &str, access: OFlags| -> Option<File> {
         // A FIFO would be waited for.
         let flags = flags | OFlags::NONBLOCK | access;
@@ -135,6 +134,51 @@ pub fn beside(images: &File) -> Option<Handover> {
         seal_by,
         verdict: open(VERDICT, OFlags::WRONLY)?,
     })
+}
+
+/// Gives the listening socket at `socket`, on the same file system, its name in `scratch`.
+///
+/// # Errors
+/// An error of the file system.
+pub fn link_placement(scratch: &Path, socket: &Path) -> io::Result<()> {
+    std::fs::hard_link(socket, scratch.join(PLACEMENT))
+}
+
+/// Waits for the memory of a restore whose images directory is open as `images`. Returns true once all of it is there, or
+/// if the restore does not wait for it.
+///
+/// # Errors
+/// The memory will not come.
+pub fn await_placement(images: &File) -> io::Result<bool> {
+    let Some(socket) = placement_beside(images) else {
+        return Ok(true);
+    };
+    let path = format!("/proc/self/fd/{}", socket.as_raw_fd());
+    let mut reply = Vec::new();
+    let stream = UnixStream::connect(path)?;
+    let limit = PLACED.len() as u64 + 1;
+    stream.take(limit).read_to_end(&mut reply)?;
+    Ok(reply == PLACED)
+}
+
+/// Opens the path of the socket beside the images directory that is open as `images`; `None` if there is none, or none
+/// that can be trusted.
+fn placement_beside(images: &File) -> Option<OwnedFd> {
+    let (scratch, owner) = private_scratch(images)?;
+    let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::PATH;
+    let socket = openat(&scratch, PLACEMENT, flags, Mode::empty()).ok()?;
+    let stat = fstat(&socket).ok()?;
+    let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+    (is_socket && stat.st_uid == owner).then_some(socket)
+}
+
+/// Opens the directory above `images` and returns it with its owner, if both belong to one user and are closed to others.
+fn private_scratch(images: &File) -> Option<(OwnedFd, u32)> {
+    let owner = private(&fstat(images).ok()?, FileType::Directory, None)?;
+    let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::RDONLY;
+    let scratch = openat(images, "..", flags, Mode::empty()).ok()?;
+    private(&fstat(&scratch).ok()?, FileType::Directory, Some(owner))?;
+    Some((scratch, owner))
 }
 
 /// Returns the owner, if the file is of that type, closed to all other users, and belongs to `owner` if one is
@@ -182,6 +226,31 @@ mod tests {
         handover.verdict.write_all(b"sealed").unwrap();
         let verdict = fs::read(scratch.path().join("verdict")).unwrap();
         assert_eq!(verdict, b"sealed");
+    }
+
+    #[test]
+    fn a_restore_waits_until_its_memory_is_there_and_fails_if_it_does_not_come() {
+        use std::os::unix::net::UnixListener;
+
+        let (_parent, scratch, images) = scratch();
+        let images = File::open(images).unwrap();
+        // It is the restore of a whole directory, or of a stream.
+        assert!(await_placement(&images).unwrap());
+        let work = scratch.subdirectory("work").unwrap();
+        let socket = work.join("lazy-pages.socket");
+        let listener = UnixListener::bind(&socket).unwrap();
+        link_placement(scratch.path(), &socket).unwrap();
+        for (reply, is_placed) in [(PLACED, true), (b"plac", false), (b"placed!", false)] {
+            std::thread::scope(|scope| {
+                let script = scope.spawn(|| await_placement(&images));
+                let (mut connection, _) = listener.accept().unwrap();
+                connection.write_all(reply).unwrap();
+                drop(connection);
+                assert_eq!(script.join().unwrap().unwrap(), is_placed);
+            });
+        }
+        drop(listener);
+        assert!(await_placement(&images).is_err());
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub mod memory;
 pub mod options;
 pub mod origin;
 pub mod processes;
+pub mod restore_way;
 pub mod rounds;
 mod run;
 pub mod scratch;

@@ -11,6 +11,11 @@ pub enum LazyError {
     /// CRIU closed the connection before it had restored everything.
     #[error("CRIU gave the restore up")]
     GivenUp,
+    /// CRIU let the processes run before all of their pages were there.
+    #[error(
+        "CRIU did not wait for permafrost-action: the processes ran without all of their memory"
+    )]
+    NotHeld,
     /// CRIU sent something else than processes and their userfaultfds.
     #[error("CRIU sent {what} on the lazy-pages socket")]
     Protocol {
@@ -60,7 +65,7 @@ impl ReportedError for LazyError {
             Self::Protocol { .. } | Self::UnknownProcess { .. } => ErrorCode::Invalid,
             Self::Image(_) | Self::NoPage { .. } => ErrorCode::Corrupt,
             Self::Source(error) => error.code(),
-            Self::Io { .. } => ErrorCode::Internal,
+            Self::NotHeld | Self::Io { .. } => ErrorCode::Internal,
         }
     }
 
@@ -72,6 +77,7 @@ impl ReportedError for LazyError {
             Self::Image(_) | Self::NoPage { .. } => {
                 "restore an older generation, see permafrost verify"
             }
+            Self::NotHeld => "CRIU runs no action scripts here: restore with --stream",
             Self::GivenUp => "the log of CRIU says why",
             Self::Io { source, .. } if is_full(source) => {
                 "each process takes a descriptor: raise LimitNOFILE of permafrostd, or restore without --lazy"

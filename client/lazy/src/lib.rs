@@ -20,6 +20,7 @@ mod gate;
 mod keeper;
 mod keeping;
 mod missing;
+mod placing;
 mod tasks;
 mod touched;
 
@@ -38,6 +39,8 @@ pub use error::LazyError;
 pub use gate::FillGate;
 pub use keeper::LazyKeeper;
 pub use keeping::keep;
+pub use permafrost_userfault::try_open;
+pub use placing::{PlacingSockets, place};
 pub use touched::{TouchedPage, TouchedPages};
 
 use self::tasks::{Shared, Task, TaskId, WAKE};
@@ -177,26 +180,32 @@ impl Shared<'_> {
         let failed = LazyError::io("read from CRIU");
         criu.set_read_timeout(Some(TICK)).map_err(&failed)?;
         loop {
-            let Some(word) = self.next_word(criu)? else {
-                return Ok(());
-            };
-            match word {
-                RESTORE_FINISHED => {
+            match self.take_word(criu)? {
+                Some(RESTORE_FINISHED) => {
                     self.set_restored();
                     return Ok(());
                 }
-                // A zombie, which has no memory.
-                ..0 => {}
-                pid => {
-                    criu.set_read_timeout(None).map_err(&failed)?;
-                    let fd = framing::recv_fd(criu).map_err(&failed)?;
-                    criu.set_read_timeout(Some(TICK)).map_err(&failed)?;
-                    let userfault =
-                        Userfault::new(fd).map_err(LazyError::io("take a userfaultfd"))?;
-                    self.add(Task::new(self.source, pid, userfault)?)?;
-                }
+                Some(_) => {}
+                None => return Ok(()),
             }
         }
+    }
+
+    /// Reads CRIU's next word, and takes the process that it may hand over; `None` if everything is over before it comes.
+    fn take_word(&self, criu: &UnixStream) -> Result<Option<i32>, LazyError> {
+        let failed = LazyError::io("read from CRIU");
+        let Some(word) = self.next_word(criu)? else {
+            return Ok(None);
+        };
+        // A negative one is a zombie, which has no memory.
+        if word > 0 && word != RESTORE_FINISHED {
+            criu.set_read_timeout(None).map_err(&failed)?;
+            let fd = framing::recv_fd(criu).map_err(&failed)?;
+            criu.set_read_timeout(Some(TICK)).map_err(&failed)?;
+            let userfault = Userfault::new(fd).map_err(LazyError::io("take a userfaultfd"))?;
+            self.add(Task::new(self.source, word, userfault)?)?;
+        }
+        Ok(Some(word))
     }
 
     /// Reads CRIU's next word; `None` if everything is over before it comes.

@@ -37,8 +37,8 @@ impl MissingRange {
         }
     }
 
-    /// Returns the range without what is before `address`, which lies in it.
-    fn from(self, address: u64) -> Self {
+    /// Returns the range without what is before `address`, which lies in it or at its end.
+    pub(super) fn from(self, address: u64) -> Self {
         Self {
             start: address,
             image: self.image + (address - self.start),
@@ -67,16 +67,16 @@ impl MissingRanges {
         (address < rest.end).then(|| MissingRange::new((start, rest)).from(address))
     }
 
+    /// Returns the first missing pages at or behind `address`.
+    pub(super) fn from(&self, address: u64) -> Option<MissingRange> {
+        let behind = || self.0.range(address..).next().map(MissingRange::new);
+        self.at(address).or_else(behind)
+    }
+
     /// Returns the first missing pages at or behind `address`, or else the first of all.
     pub(super) fn next_from(&self, address: u64) -> Option<MissingRange> {
-        self.at(address).or_else(|| {
-            let next = self
-                .0
-                .range(address..)
-                .next()
-                .or_else(|| self.0.iter().next());
-            next.map(MissingRange::new)
-        })
+        let first = || self.0.iter().next().map(MissingRange::new);
+        self.from(address).or_else(first)
     }
 
     /// Returns true if nothing is missing.

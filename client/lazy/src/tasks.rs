@@ -14,6 +14,7 @@ use permafrost_userfault::{FaultEvent, Userfault};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use super::missing::{MissingRange, MissingRanges};
+use super::placing::Chunk;
 use super::{LazyBrought, LazyError, LazyFailure, LazyOrder, TouchedPage, TouchedPages};
 use permafrost_criu::source::{LazySource, ReadError};
 
@@ -324,6 +325,48 @@ impl<'a> Shared<'a> {
             let range = task.missing.at(address)?;
             (range.image == address).then_some((*id, task.place, task.pid, range))
         })
+    }
+
+    /// Returns at most `most` pages that no thread has taken yet, with their process; `None` if there are none.
+    pub(super) fn next_chunk(&self, most: u64) -> Option<Chunk> {
+        let mut state = self.state.lock();
+        if state.is_over {
+            return None;
+        }
+        let (id, task, range) = state.tasks.iter_mut().find_map(|(id, task)| {
+            let range = task.missing.from(task.next)?;
+            Some((*id, task, range))
+        })?;
+        let end = range.end.min(range.start + most * PAGE_BYTES);
+        task.next = end;
+        Some(Chunk {
+            id,
+            place: task.place,
+            pid: task.pid,
+            range: MissingRange { end, ..range },
+            userfault: Arc::clone(&task.userfault),
+        })
+    }
+
+    /// Records that a process has some pages.
+    pub(super) fn record_placed(&self, id: TaskId, start: u64, end: u64) {
+        let mut state = self.state.lock();
+        if let Some(task) = state.tasks.get_mut(&id) {
+            task.missing.remove(start, end);
+        }
+        state.bytes += end - start;
+        self.order.gate.add(end - start);
+    }
+
+    /// Returns the descriptor that becomes readable when everything is over.
+    pub(super) fn wake(&self) -> &OwnedFd {
+        &self.wake
+    }
+
+    /// Ends everything, as no page is missing.
+    pub(super) fn set_complete(&self) {
+        let mut state = self.state.lock();
+        self.end(&mut state);
     }
 
     pub(super) fn progress(&self) -> (u64, u64) {

@@ -171,6 +171,7 @@ calls! {
     Thaw -> LazyServed,
     TakeSpace -> Done,
     EndPages -> Done,
+    Place -> LazyServed,
     Status -> ServerStatus,
     Nodes -> NodeList,
     SetNode -> NodeList,

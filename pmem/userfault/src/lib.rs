@@ -14,10 +14,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, Updater, ioctl, opcode};
+use rustix::mm::{UserfaultfdFlags, userfaultfd};
 
 /// Group of the ioctls, `UFFDIO`.
 const GROUP: u8 = 0xAA;
 
+const API: Opcode = opcode::read_write::<Api>(GROUP, 0x3F);
 const UNREGISTER: Opcode = opcode::read::<Range>(GROUP, 0x01);
 const WAKE: Opcode = opcode::read::<Range>(GROUP, 0x02);
 const COPY: Opcode = opcode::read_write::<Copy>(GROUP, 0x03);
@@ -43,6 +45,20 @@ struct Range {
     start: u64,
     len: u64,
 }
+
+/// Handshake of a new userfaultfd: `struct uffdio_api`.
+#[repr(C)]
+struct Api {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+/// Version of the interface, `UFFD_API`.
+const API_VERSION: u64 = 0xAA;
+
+/// Events of forks, moves, removals and unmappings: what CRIU asks for (`NEED_UFFD_API_FEATURES`).
+const CRIU_FEATURES: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6;
 
 /// Argument of a copy: `struct uffdio_copy`.
 #[repr(C)]
@@ -77,7 +93,25 @@ const PAGE_BYTES: u64 = 4096;
 
 const _: () = assert!(size_of::<WriteProtect>() == 24);
 const _: () = assert!(size_of::<Range>() == 16 && size_of::<Copy>() == 40);
+const _: () = assert!(size_of::<Api>() == 24);
 const _: () = assert!(size_of::<ZeroPage>() == 32);
+
+/// Makes a userfaultfd as a restoring CRIU does, and closes it.
+///
+/// # Errors
+/// The kernel has none, or this process may not make one.
+pub fn try_open() -> io::Result<()> {
+    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+    // SAFETY: no memory is registered with the descriptor, so no access of this process ever waits for it.
+    let fd = unsafe { userfaultfd(flags) }?;
+    let mut api = Api {
+        api: API_VERSION,
+        features: CRIU_FEATURES,
+        ioctls: 0,
+    };
+    // SAFETY: the structure is that of the ioctl, which reads and writes nothing else.
+    Ok(unsafe { ioctl(&fd, Updater::<API, Api>::new(&mut api)) }?)
+}
 
 /// An event of the other process. Except for a fault, its thread goes on once the event has been read.
 #[derive(Debug)]
@@ -215,8 +249,8 @@ impl Userfault {
             copy: 0,
         };
         // SAFETY: the structure is that of the ioctl. The kernel reads `len` bytes from `src`, which is borrowed for
-        // longer. It writes to the memory of the process that has made the userfaultfd: another one, as this one makes
-        // none (`new` takes them from sockets, `Fork` is of a child).
+        // longer. It writes to the memory of the process that has made the userfaultfd: another one, as this one keeps
+        // none (`new` takes them from sockets, `Fork` is of a child, `try_open` closes its own).
         let done = unsafe { ioctl(&self.0, Updater::<COPY, Copy>::new(&mut copy)) };
         finished(done, copy.copy, copy.len)
     }

@@ -198,6 +198,10 @@ pub struct Detail {
     /// a storage node.
     #[prost(string, tag = "10")]
     pub agent: String,
+    /// True if whoever replied on the control socket takes [`Place`](super::request::Place).
+    #[prost(bool, tag = "11")]
+    #[serde(skip)]
+    pub places: bool,
 }
 
 /// Reply to a request that is done, with a count.

@@ -60,7 +60,7 @@ pub struct Request {
     /// Operation and its arguments.
     #[prost(
         oneof = "request::Body",
-        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20, 21, 22, 23, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 40, 50"
+        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 40, 50"
     )]
     pub body: Option<request::Body>,
 }
@@ -99,7 +99,10 @@ impl Request {
 /// Returns the first version of the control protocol that has the request.
 pub const fn since(body: &request::Body) -> u32 {
     match body {
-        request::Body::SetLevel(_) | request::Body::TakeSpace(_) | request::Body::EndPages(_) => 2,
+        request::Body::SetLevel(_)
+        | request::Body::TakeSpace(_)
+        | request::Body::EndPages(_)
+        | request::Body::Place(_) => 2,
         _ => 1,
     }
 }

@@ -43,6 +43,8 @@ pub enum Body {
     TakeSpace(TakeSpace),
     #[prost(message, tag = "18")]
     EndPages(EndPages),
+    #[prost(message, tag = "19")]
+    Place(Place),
     #[prost(message, tag = "20")]
     Nodes(Nodes),
     #[prost(message, tag = "21")]
@@ -247,7 +249,7 @@ pub struct Export {
     /// True to leave out the pages and pagemaps, and to write the small images only.
     #[prost(bool, tag = "2")]
     pub small_images_only: bool,
-    /// True to leave out the pages that a lazy restore gets later, from `Thaw` or `Lend`.
+    /// True to leave out the pages that a lazy restore gets later, from `Thaw`, `Place` or `Lend`.
     #[prost(bool, tag = "3")]
     pub without_lazy_pages: bool,
     /// Priority from 0, the lowest, to 11: decides which request goes first where several wait.
@@ -324,6 +326,30 @@ pub struct Thaw {
     /// True to bring first the pages that an earlier lazy restore of the checkpoint accessed, in that order.
     #[prost(bool, tag = "3")]
     pub hybrid: bool,
+    /// Priority from 0, the lowest, to 11: decides which request goes first where several wait.
+    #[prost(uint32, tag = "23")]
+    pub priority: u32,
+    /// Time within which it should start, milliseconds.
+    #[prost(uint64, optional, tag = "24")]
+    pub deadline_ms: Option<u64>,
+    /// Token of a place that was reserved for it; may be empty.
+    #[prost(string, tag = "25")]
+    pub reservation: String,
+}
+
+/// Place the pages of a checkpoint in the processes that `criu restore --lazy-pages` restores, before any of them runs.
+/// The descriptor of the listening AF_UNIX socket to which CRIU connects rides along (`lazy-pages.socket` in its work
+/// directory). Then `permafrost-action` connects to it, which CRIU runs when all mappings are there: it is answered when
+/// all pages are.
+///
+/// The first [`Progress`](super::Progress) without [`Progress::waiting`](super::Progress::waiting) means that the restore is
+/// admitted, and CRIU may be started. [`super::LazyServed`] follows when CRIU lets the processes run. A caller that hangs
+/// up before ends the restore: CRIU aborts it.
+#[derive(Clone, PartialEq, Message)]
+pub struct Place {
+    /// `JOB` or `JOB@GEN`.
+    #[prost(string, tag = "1")]
+    pub checkpoint: String,
     /// Priority from 0, the lowest, to 11: decides which request goes first where several wait.
     #[prost(uint32, tag = "23")]
     pub priority: u32,

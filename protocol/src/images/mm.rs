@@ -75,6 +75,12 @@ impl Mapping {
         self.flags & 1 != 0
     }
 
+    /// Returns true for a shadow stack: return addresses that the processor keeps.
+    #[must_use]
+    pub const fn is_shadow_stack(&self) -> bool {
+        self.status & (1 << 15) != 0
+    }
+
     /// Returns the permissions as `/proc/PID/maps` writes them.
     #[must_use]
     pub fn permissions(&self) -> String {

@@ -180,6 +180,10 @@ impl AuditedRequest {
                 weight: AuditWeight::Change,
                 ..Self::read("restore-lazy", &thaw.checkpoint)
             },
+            Body::Place(place) => Self {
+                weight: AuditWeight::Change,
+                ..Self::read("restore", &place.checkpoint)
+            },
             // One line tells of all of a dump's pages, as for those that come in the page-server protocol.
             Body::TakeSpace(take) => Self::look("take-space", &take.session),
             Body::EndPages(end) => Self::look("end-pages", &end.session),

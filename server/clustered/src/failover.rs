@@ -17,7 +17,7 @@ use permafrost_criu::source::{
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::Manifest;
 use permafrost_store::{
-    LocalCheckpoint, ProgressReceiver, ReadingError, StoreError, checkpoint_name,
+    LocalCheckpoint, ProgressReceiver, ReadingError, Restoring, StoreError, checkpoint_name,
 };
 
 use crate::ClusteredStore;
@@ -129,6 +129,27 @@ impl ClusteredStore {
         Ok(serve(&Reported(&source)))
     }
 
+    /// Restores a checkpoint by `place`, which reads its pages in any order. Otherwise like [`lend`](Self::lend).
+    ///
+    /// # Errors
+    /// There is no such checkpoint; no node that holds it can be reached; an error of `place`.
+    pub fn place(
+        &self,
+        reference: &str,
+        place: impl FnOnce(
+            &dyn LazySource,
+            &mut Restoring,
+        ) -> Result<control::LazyServed, control::Error>,
+    ) -> Result<control::LazyServed, control::Error> {
+        let source = self.open(self.resolve(reference)?)?;
+        let mut restoring = self.local.restoring(source.record.memory_bytes);
+        let placed = place(&Reported(&source), &mut restoring)?;
+        let here = source.here.is_some();
+        self.local
+            .restored(&source.record, here, restoring, placed.bytes);
+        Ok(placed)
+    }
+
     /// Returns all details of one checkpoint. For one that is not here, the space that it takes here is zero.
     ///
     /// # Errors
@@ -147,7 +168,7 @@ impl ClusteredStore {
             segments,
             exclusive_bytes,
             checkpoint: Some(self.local.with_state(shown.record)),
-            agent: String::new(),
+            ..control::Detail::default()
         })
     }
 

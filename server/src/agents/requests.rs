@@ -154,7 +154,8 @@ impl Agents {
             | request::Body::Lend(_)
             | request::Body::Thaw(_)
             | request::Body::TakeSpace(_)
-            | request::Body::EndPages(_) => {
+            | request::Body::EndPages(_)
+            | request::Body::Place(_) => {
                 return Err(RequestError::NeedsDescriptor.into());
             }
         })

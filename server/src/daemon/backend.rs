@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use permafrost_agent::host::{Backend, Client, Lent, ServeLazily, Trail, Waits};
+use permafrost_agent::host::{
+    Backend, Client, Lent, PlacingEvent, ServeLazily, ServePlacing, Trail, Waits,
+};
 use permafrost_audit::{Audit, AuditedRequest, Who};
 use permafrost_catalog::ListPart;
 use permafrost_cluster::scrub::Scrubber;
@@ -516,6 +518,31 @@ impl Backend for Local {
         }
         let bytes = |served: &control::LazyServed| served.bytes;
         self.store.local().counters().restored(since, served, bytes)
+    }
+
+    fn place(
+        &self,
+        place: &request::Place,
+        waits: &mut dyn Waits,
+        serve: ServePlacing<'_>,
+    ) -> Result<control::LazyServed, control::Error> {
+        let since = Instant::now();
+        let admission = Admission::new(0, place.priority, place.deadline_ms, &place.reservation);
+        let gate = FillGate::opened();
+        let placed = self
+            .turn_to_read(&place.checkpoint, place.priority, admission, waits)
+            .map_err(control::Error::from)
+            .and_then(|mut turn| {
+                turn.follow(gate.counter());
+                self.store.place(&place.checkpoint, |source, restoring| {
+                    serve(source, &gate, &mut |event| match event {
+                        PlacingEvent::Begun => restoring.begun(),
+                        PlacingEvent::Placed(bytes) => restoring.progress(bytes),
+                    })
+                })
+            });
+        let bytes = |placed: &control::LazyServed| placed.bytes;
+        self.store.local().counters().restored(since, placed, bytes)
     }
 
     fn status(&self) -> Result<control::ServerStatus, control::Error> {

@@ -38,7 +38,7 @@ fn a_task_is_dumped_and_restored_through_an_agent() {
         assert_eq!(dumped["checkpoint"]["generation"], generation, "{dumped}");
         workload.wait_until_gone().unwrap();
         let restored = agent.json(&["restore", "tasks/one"]).unwrap();
-        assert_eq!(restored["streamed"], true, "{restored}");
+        assert_eq!(restored["way"], "place", "{restored}");
         let after = workload.verify().unwrap();
         assert!(after.is_sound(), "generation {generation}: {after:?}");
         assert_eq!(after.generation, modified.generation);

@@ -89,6 +89,22 @@ pub struct Lent<'a> {
 pub type ServeLazily<'a> =
     &'a mut dyn FnMut(&dyn LazySource, &FillGate) -> Result<control::LazyServed, control::Error>;
 
+/// State of a restore that places all pages.
+#[derive(Clone, Copy, Debug)]
+pub enum PlacingEvent {
+    /// CRIU has come.
+    Begun,
+    /// Number of bytes placed so far.
+    Placed(u64),
+}
+
+/// Function that places a checkpoint's pages, which the gate counts.
+pub type ServePlacing<'a> = &'a mut dyn FnMut(
+    &dyn LazySource,
+    &FillGate,
+    &mut dyn FnMut(PlacingEvent),
+) -> Result<control::LazyServed, control::Error>;
+
 /// Keeper of checkpoints, on this host or on others. Every method blocks: each connection's thread calls them.
 pub trait Backend: Send + Sync + 'static {
     /// Type of a dump that is not sealed yet.
@@ -313,6 +329,18 @@ pub trait Backend: Send + Sync + 'static {
         wanted: &Lent<'_>,
         waits: &mut dyn Waits,
         serve: ServeLazily<'_>,
+    ) -> Result<control::LazyServed, control::Error>;
+
+    /// Calls `serve` with a checkpoint for a restore, when the request is admitted. The checkpoint's pages stay until `serve`
+    /// returns.
+    ///
+    /// # Errors
+    /// No such checkpoint; an error of `serve`.
+    fn place(
+        &self,
+        place: &request::Place,
+        waits: &mut dyn Waits,
+        serve: ServePlacing<'_>,
     ) -> Result<control::LazyServed, control::Error>;
 
     /// Returns the backend's state. The front ends fill in what concerns the process and its listeners.

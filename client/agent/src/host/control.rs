@@ -23,17 +23,10 @@ const REPLY_PATIENCE: Duration = Duration::from_secs(30);
 /// Shortest time between two progress messages.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
-/// Returns true if pages are taken out of pipes.
-fn takes_pipes() -> bool {
-    let take = request::Body::TakeSpace(request::TakeSpace::default());
-    let spoken = versions::own().of(Interface::Control);
-    spoken.contains(control::since(&take))
-}
-
 /// Reserves room in pipes for a session that wants it for so many bytes. Returns it, and the bytes that
 /// [`control::SessionOpened`] has: 0 only if no pipes are taken.
 fn reserve_pipes(wanted: u64) -> (Option<PipeRoom>, u64) {
-    if !takes_pipes() {
+    if !takes(request::Body::TakeSpace(request::TakeSpace::default())) {
         return (None, 0);
     }
     let room = Some(wanted)
@@ -44,6 +37,12 @@ fn reserve_pipes(wanted: u64) -> (Option<PipeRoom>, u64) {
         None => frontend::pipe_bytes(),
     };
     (room, bytes.map_or(u64::MAX, |bytes| bytes.max(1)))
+}
+
+/// Returns true if a request is of a version that is spoken here.
+fn takes(body: request::Body) -> bool {
+    let spoken = versions::own().of(Interface::Control);
+    spoken.contains(control::since(&body))
 }
 
 pub(super) async fn accept<B: Backend>(shared: Arc<Shared<B>>, listener: UnixListener) {
@@ -261,7 +260,10 @@ impl<B: Backend> Handler<'_, B> {
                 reply::Body::Checkpoint(backend.adopt(adopt, first(fds)?)?)
             }
             request::Body::List(list) => reply::Body::Checkpoints(backend.list(&list)?),
-            request::Body::Show(show) => reply::Body::Detail(backend.show(&show)?),
+            request::Body::Show(show) => reply::Body::Detail(control::Detail {
+                places: takes(request::Body::Place(request::Place::default())),
+                ..backend.show(&show)?
+            }),
             request::Body::Describe(contents) => {
                 reply::Body::Contents(backend.contents(&contents)?)
             }
@@ -315,6 +317,10 @@ impl<B: Backend> Handler<'_, B> {
             }
             request::Body::Thaw(thaw) => {
                 reply::Body::LazyServed(lazy::thaw(backend, self.stream, &thaw, first(fds)?)?)
+            }
+            request::Body::Place(place) => {
+                let listener = first(fds)?;
+                reply::Body::LazyServed(lazy::place(backend, self.stream, &place, listener)?)
             }
             request::Body::TakeSpace(take) => {
                 sender.take_space(&mut bound.dump, &take, fds)?;

@@ -1,14 +1,17 @@
-//! Lazy restores: pages of a checkpoint for processes that already run, which CRIU hands over (Thaw), or for
-//! `criu lazy-pages` (Lend).
+//! Pages of a checkpoint for processes that CRIU hands over while it restores them: for those that already run (Thaw), or
+//! before they run (Place); and for `criu lazy-pages` (Lend).
 
+use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use permafrost_criu::frontend::{self, LentCheckpoint};
+use permafrost_criu::frontend::{self, LentCheckpoint, StreamError};
 use permafrost_criu::source::LazySource;
-use permafrost_lazy::{LazyBrought, LazyEvent, LazyOrder, TouchedPages};
+use permafrost_lazy::{
+    LazyBrought, LazyEvent, LazyFailure, LazyOrder, PlacingSockets, TouchedPages,
+};
 use permafrost_protocol::control::{self, Reply, ReportedError as _, reply, request};
 use permafrost_protocol::manifest::JobName;
 use permafrost_transport::framing;
@@ -16,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::AddressFamily;
 use tokio::sync::Semaphore;
 
-use super::backend::Lent;
+use super::backend::{Lent, PlacingEvent};
 use super::control::Caller;
 use super::endpoints::{self, Connection, Standing};
 use super::error::{DeniedError, RequestError};
@@ -87,15 +90,63 @@ pub(super) fn thaw<B: Backend>(
                     error = error.message,
                     "processes lack pages"
                 );
-                // The caller has duplicates, and ends the processes. If it was killed, they must not go on with zeros in
-                // place of their memory.
-                if !failure.held.is_empty() {
-                    std::thread::spawn(move || failure.hold_until_gone());
-                }
+                // The caller has duplicates, and ends the processes, unless it was killed.
+                hold(failure);
                 Err(error)
             }
         }
     })
+}
+
+/// Time for CRIU to connect after the restore was admitted.
+const CRIU_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Places the pages of a checkpoint in the processes that CRIU hands over, before they run. CRIU and its action script
+/// connect to `listener`.
+pub(super) fn place<B: Backend>(
+    backend: &B,
+    stream: &UnixStream,
+    place: &request::Place,
+    listener: OwnedFd,
+) -> Result<control::LazyServed, control::Error> {
+    let listener = UnixListener::from(listener);
+    backend.place(place, &mut Caller(stream), &mut |source, gate, told| {
+        source.hold();
+        let criu = frontend::accept::<Infallible>(&listener, stream, CRIU_PATIENCE);
+        let criu = criu.map_err(|error| match error {
+            StreamError::NobodyCame => RequestError::NobodyCame,
+            other => endpoints::failed("accept CRIU")(std::io::Error::other(other.to_string())),
+        })?;
+        told(PlacingEvent::Begun);
+        let sockets = PlacingSockets {
+            criu: &criu,
+            listener: &listener,
+            caller: stream,
+        };
+        let placed = permafrost_lazy::place(sockets, source, gate, &mut |bytes| {
+            told(PlacingEvent::Placed(bytes));
+        });
+        placed
+            .map(|brought| served(source, brought.faults, brought.bytes))
+            .map_err(|failure| {
+                let error = failure.error.to_reply();
+                tracing::error!(
+                    event = "pages-not-placed",
+                    checkpoint = place.checkpoint,
+                    error = error.message,
+                    "the restore is given up"
+                );
+                hold(failure);
+                error
+            })
+    })
+}
+
+/// Keeps processes that lack pages waiting until they have ended: they must not go on with zeros in place of their memory.
+fn hold(failure: LazyFailure) {
+    if !failure.held.is_empty() {
+        std::thread::spawn(move || failure.hold_until_gone());
+    }
 }
 
 /// Waits until CRIU hands something over, or has gone. Returns false if the caller goes before. CRIU restores files,

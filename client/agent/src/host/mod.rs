@@ -45,7 +45,10 @@ use self::limits::Places;
 
 pub(crate) use endpoints::{accept_failed, accept_owner};
 
-pub use backend::{Backend, Client, DumpSession, Lent, Patiently, ServeLazily, Trail, Waits};
+pub use backend::{
+    Backend, Client, DumpSession, Lent, Patiently, PlacingEvent, ServeLazily, ServePlacing, Trail,
+    Waits,
+};
 pub use descriptors::raise_descriptor_limit;
 pub use ending::{STOPPING, end_within};
 pub use notify::notify_manager;

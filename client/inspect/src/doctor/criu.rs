@@ -58,7 +58,7 @@ pub(super) fn check(findings: &mut Findings, criu: &Criu) {
         ),
         Ok(false) => findings.warning(
             (AREA, "lazy restores"),
-            "userfaultfd with its events cannot be used here: `permafrost restore --lazy` fails",
+            "userfaultfd with its events cannot be used here: `permafrost restore` streams, and fails with --lazy",
             "restore without --lazy, or as root on a kernel with CONFIG_USERFAULTFD",
         ),
         Err(error) => findings.skipped((AREA, "lazy restores"), error.to_string()),

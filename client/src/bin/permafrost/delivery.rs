@@ -1,6 +1,6 @@
 //! The ways in which a restoring CRIU gets its images: from an images directory that the daemon has filled, or streamed
 //! by the daemon while CRIU runs, which saves one copy of all pages and the memory for it, or from a directory without
-//! most pages, which the daemon brings while the restored processes run.
+//! most pages, which the daemon places before the restored processes run, or brings while they do.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd as _};
@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use permafrost_criu::frontend::MAX_SOCKET_PATH;
+use permafrost_criu::restore_way::{ChosenRestoreWay, RestoreWay};
 use permafrost_criu::{Criu, CriuRun, Finished, Running, processes};
 use permafrost_protocol::control::{ErrorCode, Exported, request};
 use permafrost_protocol::streamer::SERVE_SOCKET;
@@ -21,6 +22,7 @@ use permafrost_transport::control::{Call, Connection, ControlError};
 
 use crate::arguments::TurnArguments;
 use crate::lazy::{self, LazyOptions, LazyTransfer};
+use crate::placement::Placement;
 
 /// Interval at which interrupts are polled while CRIU runs.
 const TICK: Duration = Duration::from_millis(250);
@@ -40,6 +42,8 @@ pub(crate) enum Delivery {
     Directory,
     /// The daemon streams the images to CRIU, over this socket in the directory.
     Stream(UnixListener),
+    /// The daemon places the pages in the processes that CRIU hands over, before they run.
+    Place(Placement),
     /// CRIU reads the images from the directory, and hands over the processes on this socket in its work directory.
     Lazy(UnixListener, LazyOptions),
 }
@@ -56,6 +60,8 @@ pub(crate) struct Delivered {
     pub(crate) refusal: Option<ControlError>,
     /// Transfer of the pages that the restored processes still lack.
     pub(crate) transfer: Option<LazyTransfer>,
+    /// Way that was taken instead of the chosen one.
+    pub(crate) instead: Option<ChosenRestoreWay>,
 }
 
 /// Checkpoint to be restored, and the conditions.
@@ -65,6 +71,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) name: &'a str,
     /// Directory in which CRIU looks for its images.
     pub(crate) images: &'a Path,
+    /// Memory of the processes, bytes.
+    pub(crate) memory_bytes: u64,
     /// Priority and deadline in the queue.
     pub(crate) turn: &'a TurnArguments,
 }
@@ -87,8 +95,14 @@ impl Delivery {
         Ok(Self::Lazy(listener, options))
     }
 
-    pub(crate) fn is_stream(&self) -> bool {
-        matches!(self, Self::Stream(_))
+    /// Returns the way by which CRIU will get the pages.
+    pub(crate) fn way(&self) -> RestoreWay {
+        match self {
+            Self::Directory => RestoreWay::Directory,
+            Self::Stream(_) => RestoreWay::Stream,
+            Self::Place(_) => RestoreWay::Place,
+            Self::Lazy(..) => RestoreWay::Lazy,
+        }
     }
 
     /// Runs CRIU with the images of a checkpoint; `tasks` are the pids that it will restore.
@@ -114,7 +128,12 @@ impl Delivery {
                     fetch,
                     refusal: None,
                     transfer: None,
+                    instead: None,
                 })
+            }
+            Self::Place(placement) => {
+                let programs = (run, criu, tasks);
+                placement.run(context, interrupts, connection, wanted, programs)
             }
             Self::Lazy(listener, options) => {
                 let started = Instant::now();
@@ -140,6 +159,7 @@ impl Delivery {
                     fetch,
                     refusal,
                     transfer,
+                    instead: None,
                 })
             }
             Self::Stream(listener) => {
@@ -174,6 +194,7 @@ impl Delivery {
                     fetch: Duration::ZERO,
                     refusal: served.err(),
                     transfer: None,
+                    instead: None,
                 })
             }
         }
@@ -181,7 +202,7 @@ impl Delivery {
 }
 
 /// Listens on a socket in a directory, whose own path may be longer than that of a socket.
-fn listen(directory: &Path, name: &str) -> Result<UnixListener, Failure> {
+pub(crate) fn listen(directory: &Path, name: &str) -> Result<UnixListener, Failure> {
     let failed = |error| Failure::io("listen in", directory, &error);
     let opened = File::open(directory).map_err(failed)?;
     let short = format!("/proc/self/fd/{}/{name}", opened.as_raw_fd());
@@ -220,7 +241,7 @@ pub(crate) struct Tasks {
 impl Tasks {
     /// Waits for CRIU. On an interrupt, ends the tasks that CRIU has restored so far: CRIU sees its child die,
     /// undoes the rest in its ordinary way (network locks, cgroups, files) and fails.
-    fn watch(
+    pub(crate) fn watch(
         &self,
         running: Running,
         interrupts: &Interrupts,
@@ -275,14 +296,17 @@ impl Tasks {
     }
 }
 
-fn fetch(
+/// Has the daemon write a checkpoint into the images directory.
+pub(crate) fn fetch(
     context: &Context,
     connection: &mut Connection,
     wanted: Wanted<'_>,
     interrupts: &Interrupts,
     without_lazy_pages: bool,
 ) -> Result<Exported, Failure> {
-    let Wanted { name, images, turn } = wanted;
+    let Wanted {
+        name, images, turn, ..
+    } = wanted;
     let directory = File::open(images).map_err(|error| Failure::io("open", images, &error))?;
     let mut queue = QueueDisplay::new(context, format!("restore {name}"), "restores", "");
     let mut progress = ProgressDisplay::new(context, format!("fetch {name}"));

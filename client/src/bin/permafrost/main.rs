@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod action;
 mod agent;
 mod archive;
 mod arguments;
@@ -16,6 +17,7 @@ mod lazy_keeper;
 mod lend;
 mod manage;
 mod nodes;
+mod placement;
 mod plan;
 mod preempt;
 mod reserve;

@@ -1,5 +1,6 @@
-//! `permafrost restore`: CRIU reads the images from the daemon while it runs (`--stream`), or from a whole images
-//! directory that is built in memory first (`--no-stream`, `--keep-images`, `--work-dir`).
+//! `permafrost restore`: the daemon places most pages in the processes before they run; or CRIU reads the images from the
+//! daemon while it runs (`--stream`), or from a whole images directory that is built in memory first (`--no-stream`,
+//! `--keep-images`, `--work-dir`).
 //!
 //! With `--lazy` the process runs at once, and gets most of its pages while it runs.
 //!
@@ -13,6 +14,9 @@ use std::{fs, thread};
 use clap::Args;
 use permafrost_criu::options::{Operation, PassedOn};
 use permafrost_criu::origin::ProcessStat;
+use permafrost_criu::restore_way::{
+    ChosenRestoreWay, RestoreWay, RestoreWayConditions, RestoreWayReason,
+};
 use permafrost_criu::scratch::Scratch;
 use permafrost_criu::{Criu, CriuRun, Finished, processes};
 use permafrost_protocol::control::{Checkpoint, Detail, request};
@@ -28,13 +32,16 @@ use permafrost_transport::control::{Connection, ControlError};
 use rustix::process::{Pid, WaitOptions};
 use serde::Serialize;
 
+use crate::action;
 use crate::arguments::TurnArguments;
 use crate::delivery::{self, Delivered, Delivery, Tasks, Wanted};
 use crate::lazy::{LazyOptions, LazyReport};
+use crate::placement::Placement;
 use crate::trust::{self, Rule};
 
 pub(crate) const RESTORE_EXAMPLES: &str = "\
-The images are built in memory and removed when CRIU is done. CRIU options of the dump that the restore \
+permafrostd places the memory in the processes before they run, or CRIU reads it from pipes; the output says which way was \
+taken. The other images are built in memory and removed when CRIU is done. CRIU options of the dump that the restore \
 must repeat (--shell-job, --tcp-established, …) are repeated; yours win over them.
 
 Examples:
@@ -56,8 +63,14 @@ pub(crate) struct RestoreArguments {
     /// Wait until the process ends.
     #[arg(long)]
     pub(crate) foreground: bool,
-    /// Build a whole images directory first, instead of letting CRIU read the images from the store. Takes
-    /// memory for all pages once more; for a CRIU whose --stream does not work.
+    /// Let CRIU read all images through pipes, also where permafrostd could place the memory in the processes.
+    #[arg(
+        long,
+        conflicts_with_all = ["no_stream", "keep_images", "work_dir", "lazy", "touched_only", "hybrid"]
+    )]
+    pub(crate) stream: bool,
+    /// Build a whole images directory first. Takes memory for all pages once more; for a CRIU that can neither stream
+    /// nor wait for its memory.
     #[arg(long)]
     pub(crate) no_stream: bool,
     /// Leave the images directory and the log, and print where. Implies --no-stream.
@@ -88,9 +101,25 @@ pub(crate) struct RestoreArguments {
     /// Repeat none of the CRIU options that the checkpoint records, only those given here.
     #[arg(long)]
     pub(crate) no_recorded_options: bool,
+    /// Program that CRIU calls to wait for the memory; next to this one unless told otherwise.
+    #[arg(long, value_name = "PATH", env = "PERMAFROST_ACTION", hide = true)]
+    pub(crate) action: Option<PathBuf>,
     /// Options for CRIU.
     #[arg(last = true, value_name = "CRIU ARGS")]
     pub(crate) criu_arguments: Vec<String>,
+}
+
+impl RestoreArguments {
+    /// Returns the way that an option asks for.
+    fn requested_way(&self) -> Option<RestoreWay> {
+        if self.lazy || self.touched_only || self.hybrid {
+            Some(RestoreWay::Lazy)
+        } else if self.no_stream || self.keep_images || self.work_dir.is_some() {
+            Some(RestoreWay::Directory)
+        } else {
+            self.stream.then_some(RestoreWay::Stream)
+        }
+    }
 }
 
 /// Time limit for dead processes to free the pids that a restore needs.
@@ -105,7 +134,11 @@ pub(crate) struct Report {
     pub(crate) checkpoint: Checkpoint,
     /// True if CRIU read the images from the store, and not from a directory.
     streamed: bool,
-    /// Duration of building the images directory.
+    /// Way by which the pages came to the processes.
+    way: RestoreWay,
+    /// Reason for that way.
+    way_reason: RestoreWayReason,
+    /// Duration of building the images directory, in which most pages are missing if they are placed.
     fetch_us: u64,
     /// Wait until the dumped processes were reaped and their pids were free.
     wait_us: u64,
@@ -207,17 +240,24 @@ pub(crate) fn bring_back(
         .hint("restore a full checkpoint of the job: permafrost ls"));
     }
     trust::check(&arguments.trust, &name, &detail)?;
+    let daemon_places = detail.places;
     let manifest = detail.manifest.unwrap_or_default();
     let options = criu_options(&passed_on, &manifest, arguments.no_recorded_options)
         .map_err(|failure| failure.during(format!("restore {name}")))?;
 
     let purpose = format!("restore-{}", checkpoint.job);
-    let lazy = arguments.lazy || arguments.touched_only || arguments.hybrid;
-    let in_directory = arguments.no_stream || arguments.keep_images || arguments.work_dir.is_some();
-    let streamed = !(in_directory || lazy);
+    let action = action::program(arguments.action.as_deref()).ok();
+    let conditions = RestoreWayConditions {
+        requested: arguments.requested_way(),
+        daemon_places,
+        has_action_program: action.is_some(),
+        has_userfaultfd: permafrost_lazy::try_open().is_ok(),
+        manifest: &manifest,
+    };
+    let mut chosen = conditions.choose();
     let scratch = match &arguments.work_dir {
-        // CRIU's log is all that a streamed restore writes, and a lazy one writes little more.
-        None if streamed || lazy => Scratch::in_memory(&purpose, 0)?,
+        // CRIU's log is all that a streamed restore writes, and those without most pages write little more.
+        None if chosen.way != RestoreWay::Directory => Scratch::in_memory(&purpose, 0)?,
         None => Scratch::in_memory(&purpose, checkpoint.memory_bytes)?,
         Some(directory) => {
             let directory = fs::canonicalize(directory)
@@ -232,18 +272,26 @@ pub(crate) fn bring_back(
     };
     let (images, work) = (make("images")?, make("work")?);
 
-    let delivery = if lazy {
-        let options = LazyOptions {
-            touched_only: arguments.touched_only,
-            hybrid: arguments.hybrid,
-        };
-        Delivery::lazy(&work, options)?
-    } else if streamed {
-        Delivery::stream(&images)?
-    } else {
-        Delivery::Directory
+    let delivery = match (chosen.way, action) {
+        (RestoreWay::Lazy, _) => {
+            let options = LazyOptions {
+                touched_only: arguments.touched_only,
+                hybrid: arguments.hybrid,
+            };
+            Delivery::lazy(&work, options)?
+        }
+        (RestoreWay::Place, Some(action)) => {
+            Delivery::Place(Placement::prepare(scratch.path(), &work, action)?)
+        }
+        (RestoreWay::Stream | RestoreWay::Place, _) => Delivery::stream(&images)?,
+        (RestoreWay::Directory, _) => Delivery::Directory,
     };
-    let streamed = delivery.is_stream();
+    if delivery.way() != chosen.way {
+        chosen = ChosenRestoreWay {
+            way: delivery.way(),
+            reason: RestoreWayReason::LongPath,
+        };
+    }
 
     let waited = wait_until_reaped(&manifest, interrupts);
     interrupts.check()?;
@@ -267,6 +315,7 @@ pub(crate) fn bring_back(
         fetch,
         refusal,
         transfer,
+        instead,
     } = delivery.run(
         context,
         interrupts,
@@ -274,6 +323,7 @@ pub(crate) fn bring_back(
         Wanted {
             name: &name,
             images: &images,
+            memory_bytes: checkpoint.memory_bytes,
             turn: &arguments.turn,
         },
         (
@@ -285,6 +335,7 @@ pub(crate) fn bring_back(
             },
         ),
     )?;
+    let chosen = instead.unwrap_or(chosen);
     let pid = finished
         .status
         .success()
@@ -292,14 +343,20 @@ pub(crate) fn bring_back(
         .flatten();
     if interrupts.came() {
         // The interrupt may have come after CRIU had finished.
-        for pid in pid.into_iter().flat_map(processes::tree) {
-            processes::kill(pid);
-        }
+        pid.into_iter().for_each(end_tree);
         return Err(Failure::interrupted(format!(
             "restore {name}: interrupted, nothing of it runs"
         )));
     }
-    let refusal = refusal.filter(delivery::counts);
+    let refusal = match (chosen.way, pid, refusal) {
+        (RestoreWay::Place, Some(pid), Some(refusal)) => {
+            // CRIU did not wait for the memory, or nobody knows whether all of it came.
+            end_tree(pid);
+            let what = format!("restore {name}: process {pid} was ended");
+            return Err(Failure::from(refusal).during(what));
+        }
+        (_, _, refusal) => refusal.filter(delivery::counts),
+    };
     let Some(pid) = pid else {
         // A program that is not CRIU ends without a request for any image.
         criu.version()?;
@@ -333,7 +390,7 @@ pub(crate) fn bring_back(
     } else {
         Duration::ZERO
     };
-    if streamed || transfer.is_some() {
+    if chosen.way != RestoreWay::Directory {
         context.tell_took(&request::Took {
             checkpoint: checkpoint.id.clone(),
             restored: true,
@@ -360,7 +417,9 @@ pub(crate) fn bring_back(
     Ok(Report {
         pid,
         checkpoint,
-        streamed,
+        streamed: chosen.way == RestoreWay::Stream,
+        way: chosen.way,
+        way_reason: chosen.reason,
         fetch_us: human::whole_micros(fetch),
         wait_us: human::whole_micros(waited),
         criu_us: human::whole_micros(finished.elapsed),
@@ -470,6 +529,11 @@ fn wait_until_reaped(manifest: &Manifest, interrupts: &Interrupts) -> Duration {
     start.elapsed()
 }
 
+/// Kills a restored process and its descendants.
+fn end_tree(root: u32) {
+    processes::tree(root).into_iter().for_each(processes::kill);
+}
+
 /// Reads the pid that CRIU wrote; the file has no newline.
 fn read_pid(pidfile: &Path) -> Option<u32> {
     fs::read_to_string(pidfile).ok()?.trim().parse().ok()
@@ -521,6 +585,14 @@ fn human_report(report: &Report) -> String {
                     },
                     human::micros(report.criu_us),
                 ),
+            ),
+            (
+                "its memory came",
+                ChosenRestoreWay {
+                    way: report.way,
+                    reason: report.way_reason,
+                }
+                .describe(),
             ),
             (
                 "lazily",

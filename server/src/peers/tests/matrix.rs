@@ -99,6 +99,7 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
         Thaw => [local::Thaw { checkpoint: text(), ..Default::default() }],
         TakeSpace => [local::TakeSpace { session: text(), ..Default::default() }],
         EndPages => [local::EndPages { session: text() }],
+        Place => [local::Place { checkpoint: text(), ..Default::default() }],
         Nodes => [local::Nodes { name: text(), probe: true }],
         SetNode => [local::SetNode { name: text(), state: "drained".to_owned(), force: true }],
         SetLevel => [local::SetLevel { registry: 2 }],
@@ -206,7 +207,8 @@ fn needs(body: &local::Body) -> Needs {
         | Body::Export(_)
         | Body::Stream(_)
         | Body::Lend(_)
-        | Body::Thaw(_) => Needs::Read,
+        | Body::Thaw(_)
+        | Body::Place(_) => Needs::Read,
         Body::Remove(_) => Needs::Delete,
         Body::SetRetention(_) => Needs::Govern,
         Body::ShowRetention(_) => Needs::Read,

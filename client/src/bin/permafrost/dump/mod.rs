@@ -26,7 +26,6 @@ mod report;
 mod run;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -60,9 +59,6 @@ const PATIENCE: Patience = Patience {
     to_end: Duration::from_secs(30),
     to_be_reaped: Duration::from_secs(1),
 };
-
-/// Name of the action script's program, next to this one.
-const ACTION_PROGRAM: &str = "permafrost-action";
 
 /// Checkpoint that already holds the clean pages, which this dump leaves out.
 struct Parent {
@@ -249,7 +245,7 @@ impl<'a> Plan<'a> {
         let action = if arguments.pre_dump {
             PathBuf::new()
         } else {
-            action_program(arguments)?
+            crate::action::program(arguments.action.as_deref())?
         };
         Ok(Self {
             context,
@@ -443,23 +439,4 @@ fn tasks_of_images(images: &Path) -> Vec<u32> {
             number.parse().ok()
         })
         .collect()
-}
-
-fn action_program(arguments: &DumpArguments) -> Result<PathBuf, Failure> {
-    let path = match &arguments.action {
-        Some(path) => path.clone(),
-        None => std::env::current_exe()
-            .map(|program| program.with_file_name(ACTION_PROGRAM))
-            .map_err(|error| Failure::new(Code::Internal, format!("find this program: {error}")))?,
-    };
-    let path = std::path::absolute(&path).unwrap_or(path);
-    match fs::metadata(&path) {
-        Ok(metadata) if metadata.is_file() && metadata.permissions().mode() & 0o111 != 0 => Ok(path),
-        Ok(_) => Err(Failure::new(
-            Code::Invalid,
-            format!("{} is not a program", path.display()),
-        )),
-        Err(error) => Err(Failure::io("find", &path, &error)
-            .hint("CRIU runs it to seal the checkpoint; install permafrost-action next to permafrost, or name it with PERMAFROST_ACTION")),
-    }
 }
