@@ -14,7 +14,6 @@ pub mod control;
 pub mod images;
 pub mod manifest;
 pub mod pageserver;
-pub mod session;
 pub mod streamer;
 pub mod versions;
 pub mod wire;

@@ -20,6 +20,7 @@ mod error;
 pub mod host;
 mod images;
 mod nodes;
+pub mod phases;
 mod put;
 pub mod remote;
 mod sealing;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::phases::{LeftPhase, PhaseError, SessionFailure, SessionPhases};
 use parking_lot::{Mutex, MutexGuard};
 use permafrost_criu::frontend::{PageSink, SinkError};
 use permafrost_protocol::PAGE_SIZE;
@@ -11,7 +12,6 @@ use permafrost_protocol::control::{self, ErrorCode, SessionOpened, SessionStatus
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
 use permafrost_protocol::manifest::Origin;
 use permafrost_protocol::pageserver::SpaceId;
-use permafrost_protocol::session::{LeftPhase, PhaseError, SessionFailure, SessionPhases};
 use permafrost_transport::peer::{DumpSender, PeerError};
 use tokio::sync::watch;
 

@@ -11,6 +11,7 @@ mod faults;
 pub mod headers;
 pub mod ids;
 pub mod members;
+pub mod node;
 mod packed;
 pub mod slots;
 mod stored;

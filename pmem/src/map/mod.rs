@@ -28,13 +28,10 @@ pub use reader::{PageExtent, PageMap, Runs};
 pub use writer::{MapStats, MapWriter};
 pub(crate) use written::WrittenObjects;
 
-use self::node::NodeRef;
+use self::node::{MAX_LEVEL, NodeRef};
 use crate::error::{MapFault, PageError};
 use crate::ids::PageNo;
 use crate::layout::MapRootBytes;
-
-/// Highest level of a node: the block of one is all indices.
-const MAX_LEVEL: u8 = 21;
 
 /// Reference to a page map: 32 bytes for a manifest. Valid within the checkpoint that it was written for, and in
 /// those that inherit from it.

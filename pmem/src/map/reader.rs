@@ -8,7 +8,7 @@ use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
-use super::node::{Node, NodeRef, run_len};
+use super::node::{self, Node, NodeRef, run_len};
 use super::{MapCursor, MapRoot, ParentPage, RunKind, StoredRun};
 use crate::checkpoint::StoredCheckpoint;
 use crate::encrypted::decrypt_pages;
@@ -395,7 +395,7 @@ impl PageMap {
             return Ok(None);
         }
         let at = self.root.node();
-        let node = Node::load(&self.checkpoint, at, self.root.level())?;
+        let node = node::load(&self.checkpoint, at, self.root.level())?;
         Ok(Some((at, node)))
     }
 
@@ -407,7 +407,7 @@ impl PageMap {
         entry: &SlotEntry,
     ) -> Result<Node, PageError> {
         let at = NodeRef::of(entry);
-        let child = Node::load(&self.checkpoint, at, node.level.saturating_sub(1))?;
+        let child = node::load(&self.checkpoint, at, node.level.saturating_sub(1))?;
         let within =
             node.first_index <= child.first_index && node.slot_of(child.first_index) == slot;
         if node.covers(child.first_index) && within {

@@ -1,6 +1,6 @@
 //! A session: a dump that is not yet sealed, from its opening to its end.
 //!
-//! Its phases are those of [`permafrost_protocol::session`].
+//! Its phases are those of [`permafrost_agent::phases`].
 //!
 //! A session that ends with CLOSE is sealed as a parked checkpoint before CLOSE is answered. While a session is
 //! being sealed, only the sealing thread ends it: no session is both sealed and discarded.
@@ -12,12 +12,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
+use permafrost_agent::phases::{LeftPhase, SessionFailure, SessionPhases};
 use permafrost_criu::frontend::{PageSink, SinkError};
 use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::control::{self, ErrorCode, ReportedError, SessionStatus};
 use permafrost_protocol::manifest::{AddressSpace, Origin};
 use permafrost_protocol::pageserver::SpaceId;
-use permafrost_protocol::session::{LeftPhase, SessionFailure, SessionPhases};
 use tokio::sync::watch;
 
 pub(super) use self::sealing::Sealing;

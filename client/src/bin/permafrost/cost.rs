@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::api::{self, ApiArguments};
 use crate::candidate::{self, Known};
 use crate::nodes::as_of;
-use crate::words::{self, CopiesWord};
+use permafrost_terminal::words::{self, CopiesWord};
 
 pub(crate) const COST_EXAMPLES: &str = "\
 COSTS is what the task loses: the time without progress, and work done again. FREE IN is how long it takes until \

@@ -2,7 +2,6 @@
 
 #![forbid(unsafe_code)]
 
-mod action;
 mod agent;
 mod archive;
 mod arguments;
@@ -27,8 +26,6 @@ mod slurm;
 mod suspension;
 mod targets;
 mod transfer;
-mod trust;
-mod words;
 
 use std::process::ExitCode;
 

@@ -32,12 +32,12 @@ use permafrost_transport::control::{Connection, ControlError};
 use rustix::process::{Pid, WaitOptions};
 use serde::Serialize;
 
-use crate::action;
 use crate::arguments::TurnArguments;
 use crate::delivery::{self, Delivered, Delivery, Tasks, Wanted};
 use crate::lazy::{LazyOptions, LazyReport};
 use crate::placement::Placement;
-use crate::trust::{self, Rule};
+use permafrost_terminal::action;
+use permafrost_terminal::trust::{self, Rule};
 
 pub(crate) const RESTORE_EXAMPLES: &str = "\
 permafrostd places the memory in the processes before they run, or CRIU reads it from pipes; the output says which way was \

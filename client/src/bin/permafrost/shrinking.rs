@@ -25,7 +25,7 @@ use crate::dump::{self, DumpArguments};
 use crate::plan::preempt::parse_cpus;
 use crate::reserve::parse_time;
 use crate::targets::{self, RecordedArguments, TargetArguments, failure};
-use crate::words;
+use permafrost_terminal::words;
 
 pub(crate) const SHRINK_EXAMPLES: &str = "\
 Takes processors first (cpu.cfs_quota_us, cpu.max), so that the memory is not dirtied while it is reclaimed, then memory \

@@ -1,10 +1,10 @@
 //! Errors of sessions: opening them, receiving their pages, ending them.
 
+use permafrost_agent::phases::PhaseError;
 use permafrost_pmem::PageError;
 use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_protocol::manifest::{JobNameError, RestoreOptionError};
 use permafrost_protocol::pageserver::SpaceId;
-use permafrost_protocol::session::PhaseError;
 
 /// Reason why a session is not opened, takes no pages or cannot be ended.
 #[derive(Debug, thiserror::Error)]

@@ -245,7 +245,7 @@ impl<'a> Plan<'a> {
         let action = if arguments.pre_dump {
             PathBuf::new()
         } else {
-            crate::action::program(arguments.action.as_deref())?
+            permafrost_terminal::action::program(arguments.action.as_deref())?
         };
         Ok(Self {
             context,

@@ -5,7 +5,7 @@ use permafrost_scheduling::policy::Name;
 use permafrost_terminal::human;
 use permafrost_terminal::table::{Align, Table};
 
-use crate::words;
+use permafrost_terminal::words;
 
 /// Returns the help of `--policy`, with the names of all policies.
 pub(super) fn policy_help() -> String {

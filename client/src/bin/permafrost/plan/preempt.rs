@@ -20,7 +20,7 @@ use crate::api::{self, ApiArguments, seconds};
 use crate::candidate::{self, Known, PidOfJob, parse_pid};
 use crate::nodes::as_of;
 use crate::plan::decisions;
-use crate::words::{self, ByWord, CopiesWord};
+use permafrost_terminal::words::{self, ByWord, CopiesWord};
 
 pub(super) const EXAMPLES: &str = "\
 Without --cpu and --memory it says how each candidate would be preempted. The memory and the processor time of a \

@@ -10,7 +10,7 @@ use permafrost_terminal::table::{Align, Table};
 
 use crate::api::{self, ApiArguments};
 use crate::nodes::as_of;
-use crate::words;
+use permafrost_terminal::words;
 
 pub(super) const EXAMPLES: &str = "\
 The best node of each checkpoint comes first. With --node those nodes are ranked; without, those that hold a copy, and \

@@ -30,7 +30,7 @@ use crate::api;
 use crate::arguments::Durability;
 use crate::plan::preempt as plan;
 use crate::reserve::parse_time;
-use crate::words;
+use permafrost_terminal::words;
 
 pub(crate) const PREEMPT_EXAMPLES: &str = "\
 Asks the API what `permafrost plan preempt` asks, or reads a plan of it, and does to each victim what the plan says, in \

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::{Outcome, PreemptedVictim};
 use crate::candidate::PidOfJob;
 use crate::plan::decisions as plan;
-use crate::words;
+use permafrost_terminal::words;
 
 /// Jobs and processes of tasks, by the ids of the tasks.
 #[derive(Debug, Default)]

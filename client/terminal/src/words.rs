@@ -1,12 +1,12 @@
 //! Formats costs and decisions for `cost` and `plan`, as text.
 
+use crate::human;
 use clap::ValueEnum;
 use permafrost_api_types::cost::{By, Copies, Cost, Mechanism, Part, Spread};
-use permafrost_terminal::human;
 
 /// Nodes on which a dump must be durable before the task is ended.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum CopiesWord {
+pub enum CopiesWord {
     /// On the task's node
     Local,
     /// On the task's node and another
@@ -24,7 +24,7 @@ impl From<CopiesWord> for Copies {
 
 /// Percentile of a distribution that decides.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum ByWord {
+pub enum ByWord {
     /// The median
     P50,
     /// The 95th percentile
@@ -41,7 +41,7 @@ impl From<ByWord> for By {
 }
 
 /// Parses a way to preempt, as the API names it; hyphens are accepted too.
-pub(crate) fn parse_mechanism(text: &str) -> Result<Mechanism, String> {
+pub fn parse_mechanism(text: &str) -> Result<Mechanism, String> {
     let word = text.replace('-', "_");
     let known = Mechanism::ALL;
     known
@@ -54,7 +54,7 @@ pub(crate) fn parse_mechanism(text: &str) -> Result<Mechanism, String> {
 }
 
 /// Returns the API's name of a mechanism.
-pub(crate) const fn name(mechanism: Mechanism) -> &'static str {
+pub const fn name(mechanism: Mechanism) -> &'static str {
     match mechanism {
         Mechanism::Wait => "wait",
         Mechanism::Kill => "kill",
@@ -67,7 +67,7 @@ pub(crate) const fn name(mechanism: Mechanism) -> &'static str {
 }
 
 /// Returns the single word for a decision, which scripts test.
-pub(crate) const fn verdict(mechanism: Mechanism) -> &'static str {
+pub const fn verdict(mechanism: Mechanism) -> &'static str {
     match mechanism {
         Mechanism::Wait => "wait",
         Mechanism::Kill => "kill",
@@ -99,7 +99,7 @@ const fn part(part: Part) -> &'static str {
 }
 
 /// Formats a distribution: `1.20 s (to 1.90 s)`.
-pub(crate) fn spread(spread: Spread) -> String {
+pub fn spread(spread: Spread) -> String {
     let (p50, p95) = (human::seconds(spread.p50), human::seconds(spread.p95));
     if p50 == p95 {
         return p50;
@@ -108,7 +108,7 @@ pub(crate) fn spread(spread: Spread) -> String {
 }
 
 /// Formats the parts of a cost: `write 1.20 s + read 0.80 s`; empty if they were not requested.
-pub(crate) fn parts(cost: &Cost) -> String {
+pub fn parts(cost: &Cost) -> String {
     let parts = cost.parts.iter().flatten();
     let parts: Vec<String> = parts
         .filter(|part| part.p95_s > 0.0)
@@ -118,7 +118,7 @@ pub(crate) fn parts(cost: &Cost) -> String {
 }
 
 /// Formats processors and memory: `2.5 cpus, 4.0 GiB`.
-pub(crate) fn resources(cpu_millis: u64, memory_bytes: u64) -> String {
+pub fn resources(cpu_millis: u64, memory_bytes: u64) -> String {
     let (whole, rest) = (cpu_millis / 1_000, cpu_millis % 1_000);
     let cpus = format!("{whole}.{rest:03}");
     let cpus = cpus.trim_end_matches('0').trim_end_matches('.');

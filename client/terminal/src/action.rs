@@ -4,13 +4,13 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use permafrost_terminal::failure::{Code, Failure};
+use crate::failure::{Code, Failure};
 
 /// Name of its program, next to this one.
 const PROGRAM: &str = "permafrost-action";
 
 /// Returns the program: the one that is named, or the one next to this program.
-pub(crate) fn program(named: Option<&Path>) -> Result<PathBuf, Failure> {
+pub fn program(named: Option<&Path>) -> Result<PathBuf, Failure> {
     let path = match named {
         Some(path) => path.to_owned(),
         None => std::env::current_exe()

@@ -10,7 +10,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::control::{self, ErrorCode, ReportedError};
+use permafrost_protocol::control::{self, ErrorCode, ReportedError};
 
 /// Phase of a session. `O` is what an open session has for its dump, `C` is the dump behind CLOSE.
 enum Phase<O, C> {

@@ -3,13 +3,13 @@
 
 use std::str::FromStr;
 
+use crate::failure::{Code, Failure};
 use permafrost_protocol::control::Detail;
 use permafrost_protocol::manifest::{TakenBy, namespace_of};
-use permafrost_terminal::failure::{Code, Failure};
 
 /// A kind of trusted origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Rule {
+pub enum Rule {
     /// `any`: every checkpoint that this user may read.
     Any,
     /// `node`: dumps and imports of root or the daemon's user on a storage node.
@@ -56,7 +56,7 @@ impl Rule {
 ///
 /// # Errors
 /// The rules do not trust the taker.
-pub(crate) fn check(rules: &[Rule], name: &str, detail: &Detail) -> Result<(), Failure> {
+pub fn check(rules: &[Rule], name: &str, detail: &Detail) -> Result<(), Failure> {
     let default = if detail.agent.is_empty() {
         Rule::Node
     } else {
