@@ -96,7 +96,7 @@ pub fn is_zeros(entry: &SlotEntry) -> bool {
 
 /// Contents of a node.
 #[derive(Clone, Copy, Debug)]
-pub struct Node {
+pub struct MapNode {
     /// Level of the node: its slots have `8^level` pages each.
     pub level: u8,
     /// First index of the block.
@@ -112,7 +112,7 @@ pub struct Node {
     entries: [SlotEntry; NODE_SLOTS],
 }
 
-impl Node {
+impl MapNode {
     /// Makes a leaf.
     #[must_use]
     pub fn leaf(first_index: u64, slots: u8, entries: &[SlotEntry; NODE_SLOTS]) -> Self {

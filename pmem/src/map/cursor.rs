@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::node::{Node, NodeRef, is_zeros, span_pages};
+use super::node::{MapNode, NodeRef, is_zeros, span_pages};
 use super::reader::PageExtent;
 use super::{PageMap, RunKind, StoredRun};
 use crate::error::{PageError, SegmentPlace};
@@ -13,7 +13,7 @@ use crate::ids::PageNo;
 pub struct MapCursor {
     map: PageMap,
     /// Nodes from the root down, each within a slot of the one before.
-    path: Vec<(NodeRef, Node)>,
+    path: Vec<(NodeRef, MapNode)>,
     /// Indices without a page around the one that was looked up last.
     gap: Range<u64>,
 }
@@ -46,7 +46,7 @@ pub(crate) enum ParentPage {
 /// Block of a parent that a map may share.
 pub(crate) struct SharedBlock {
     pub(super) at: NodeRef,
-    pub(super) node: Node,
+    pub(super) node: MapNode,
     /// Flags of all of its pages.
     pub(crate) flags: u16,
 }
@@ -72,7 +72,7 @@ impl MapCursor {
         &self.map
     }
 
-    pub(super) fn path(&self) -> &[(NodeRef, Node)] {
+    pub(super) fn path(&self) -> &[(NodeRef, MapNode)] {
         &self.path
     }
 
@@ -198,7 +198,7 @@ impl MapCursor {
         end: u64,
         flags: Option<u16>,
     ) -> Result<Option<SharedBlock>, PageError> {
-        let suitable = |(at, node): &(NodeRef, Node)| {
+        let suitable = |(at, node): &(NodeRef, MapNode)| {
             let here = node.first_index == index && node.end_index() <= end && node.is_full();
             let common = node.flags.filter(|_| here)?;
             flags

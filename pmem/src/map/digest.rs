@@ -3,7 +3,7 @@
 //! not change is not hashed again.
 
 use super::PageMap;
-use super::node::{Node, NodeRef, is_zeros};
+use super::node::{MapNode, NodeRef, is_zeros};
 use crate::error::{MapFault, PageError};
 use crate::layout::NODE_SLOTS;
 use crate::layout::digest::{of_block, of_nothing, of_zeros};
@@ -22,7 +22,7 @@ impl PageMap {
         }
     }
 
-    fn digest_of(&self, at: NodeRef, node: &Node) -> Result<[u8; 32], PageError> {
+    fn digest_of(&self, at: NodeRef, node: &MapNode) -> Result<[u8; 32], PageError> {
         let digest = if node.level == 0 {
             node.leaf_digest()
         } else {

@@ -3,7 +3,7 @@
 use permafrost_medium::convert::to_usize;
 
 pub(super) use crate::layout::node::{
-    Below, MAX_LEVEL, NODE_BYTES, Node, NodeRef, block_of, is_zeros, page_entry, slot_of,
+    Below, MAX_LEVEL, MapNode, NODE_BYTES, NodeRef, block_of, is_zeros, page_entry, slot_of,
     span_pages, zeros_entry,
 };
 
@@ -19,7 +19,7 @@ pub(super) fn load(
     checkpoint: &StoredCheckpoint,
     at: NodeRef,
     most: u8,
-) -> Result<Node, PageError> {
+) -> Result<MapNode, PageError> {
     let (space, location) = (checkpoint.space(), at.location);
     let place = space.geometry.place(location, 1);
     let place = place.map_err(|_| outside(location))?;
@@ -35,7 +35,7 @@ pub(super) fn load(
 }
 
 /// Reads and verifies a node in the page at `place`.
-fn read(space: &Space, place: SegmentPlace, at: NodeRef, most: u8) -> Result<Node, PageError> {
+fn read(space: &Space, place: SegmentPlace, at: NodeRef, most: u8) -> Result<MapNode, PageError> {
     let location = at.location;
     let malformed = |_| PageError::MapCorrupt {
         location,
@@ -63,7 +63,7 @@ fn read(space: &Space, place: SegmentPlace, at: NodeRef, most: u8) -> Result<Nod
         };
         return Err(PageError::MapCorrupt { location, fault });
     }
-    let node = Node::parse(bytes).ok_or_else(|| malformed(()))?;
+    let node = MapNode::parse(bytes).ok_or_else(|| malformed(()))?;
     if node.level > most {
         return Err(malformed(()));
     }

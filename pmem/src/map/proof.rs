@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::PageMap;
-use super::node::{Node, is_zeros, span_pages};
+use super::node::{MapNode, is_zeros, span_pages};
 use crate::error::PageError;
 use crate::layout::NODE_SLOTS;
 
@@ -60,7 +60,7 @@ pub enum ProofRecord {
 
 impl ProofScope {
     /// Returns true if what is in a slot is shown, down to its pages.
-    fn shows(&self, slot: &Range<u64>, child: &Node) -> bool {
+    fn shows(&self, slot: &Range<u64>, child: &MapNode) -> bool {
         match self {
             Self::Positions { flags } => {
                 let fills = child.first_index == slot.start && child.end_index() == slot.end;
@@ -71,7 +71,7 @@ impl ProofScope {
     }
 
     /// Returns the record of a block that is not shown.
-    fn outside(&self, block: &Node) -> ProofRecord {
+    fn outside(&self, block: &MapNode) -> ProofRecord {
         let digest = block.digest;
         match self {
             Self::Positions { .. } => ProofRecord::Full { digest },
@@ -101,7 +101,7 @@ impl PageMap {
     /// place does not follow from the one above is `unplaced`, and shown down to a leaf in any case.
     fn prove_block<E: From<PageError>>(
         &self,
-        node: &Node,
+        node: &MapNode,
         unplaced: bool,
         scope: &ProofScope,
         take: &mut impl FnMut(ProofRecord) -> Result<(), E>,

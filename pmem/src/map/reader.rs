@@ -8,7 +8,7 @@ use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
-use super::node::{self, Node, NodeRef, run_len};
+use super::node::{self, MapNode, NodeRef, run_len};
 use super::{MapCursor, MapRoot, ParentPage, RunKind, StoredRun};
 use crate::checkpoint::StoredCheckpoint;
 use crate::encrypted::decrypt_pages;
@@ -390,7 +390,7 @@ impl PageMap {
     }
 
     /// Reads the topmost node; `None` if the map has no page.
-    pub(super) fn root_node(&self) -> Result<Option<(NodeRef, Node)>, PageError> {
+    pub(super) fn root_node(&self) -> Result<Option<(NodeRef, MapNode)>, PageError> {
         if self.root.is_empty() {
             return Ok(None);
         }
@@ -402,10 +402,10 @@ impl PageMap {
     /// Reads the child in a slot of a node that is no leaf.
     pub(super) fn child(
         &self,
-        node: &Node,
+        node: &MapNode,
         slot: usize,
         entry: &SlotEntry,
-    ) -> Result<Node, PageError> {
+    ) -> Result<MapNode, PageError> {
         let at = NodeRef::of(entry);
         let child = node::load(&self.checkpoint, at, node.level.saturating_sub(1))?;
         let within =

@@ -3,7 +3,7 @@
 use permafrost_liveness::{Found, Liveness};
 
 use super::PageMap;
-use super::node::{Node, NodeRef, is_zeros};
+use super::node::{MapNode, NodeRef, is_zeros};
 use crate::error::PageError;
 
 /// Level from which nodes are remembered with the pages below them: one for 64 pages.
@@ -31,7 +31,7 @@ impl PageMap {
     /// Visits a node that is not remembered.
     fn visit_node(
         &self,
-        (at, node): (NodeRef, &Node),
+        (at, node): (NodeRef, &MapNode),
         known: &mut Liveness,
         found: &mut Found,
         is_manifest: bool,
@@ -51,7 +51,7 @@ impl PageMap {
 
     fn visit_slots(
         &self,
-        (at, node): (NodeRef, &Node),
+        (at, node): (NodeRef, &MapNode),
         known: &mut Liveness,
         found: &mut Found,
         is_manifest: bool,

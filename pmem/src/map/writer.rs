@@ -6,7 +6,7 @@ use zerocopy::FromZeros;
 
 use super::cursor::SharedBlock;
 use super::node::{
-    Below, Node, NodeRef, block_of, is_zeros, page_entry, slot_of, span_pages, zeros_entry,
+    Below, MapNode, NodeRef, block_of, is_zeros, page_entry, slot_of, span_pages, zeros_entry,
 };
 use super::pieces::{Kept, Piece, PieceLog};
 use super::written::WrittenPages;
@@ -75,7 +75,7 @@ struct Part {
 struct Parent {
     /// Keeps their segments.
     checkpoint: Option<Arc<StoredCheckpoint>>,
-    nodes: Vec<Option<(NodeRef, Node)>>,
+    nodes: Vec<Option<(NodeRef, MapNode)>>,
 }
 
 impl MapWriter {
@@ -309,9 +309,9 @@ impl MapWriter {
             return Ok(Part::of_pages(open.first_index, entry));
         }
         let node = if level == 0 {
-            Node::leaf(open.first_index, slots, &open.entries)
+            MapNode::leaf(open.first_index, slots, &open.entries)
         } else {
-            Node::inner(level, open.first_index, slots, &open.entries, &open.below)
+            MapNode::inner(level, open.first_index, slots, &open.entries, &open.below)
         };
         self.stats.nodes += 1;
         let at = match self.parent.equal(&node) {
@@ -381,7 +381,7 @@ impl Part {
         }
     }
 
-    fn of_node(at: NodeRef, node: &Node) -> Self {
+    fn of_node(at: NodeRef, node: &MapNode) -> Self {
         Self {
             first_index: node.first_index,
             entry: at.entry(),
@@ -392,7 +392,7 @@ impl Part {
 
 impl Parent {
     /// Returns the parent's node that equals `node`.
-    fn equal(&self, node: &Node) -> Option<NodeRef> {
+    fn equal(&self, node: &MapNode) -> Option<NodeRef> {
         let (at, theirs) = self.nodes.get(usize::from(node.level))?.as_ref()?;
         theirs.equals(node).then_some(*at)
     }
