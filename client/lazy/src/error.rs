@@ -80,9 +80,9 @@ impl ReportedError for LazyError {
             Self::NotHeld => "CRIU runs no action scripts here: restore with --stream",
             Self::GivenUp => "the log of CRIU says why",
             Self::Io { source, .. } if is_full(source) => {
-                "each process takes a descriptor: raise LimitNOFILE of permafrostd, or restore without --lazy"
+                "each process takes a descriptor: raise LimitNOFILE of permafrostd, or restore with --stream"
             }
-            Self::Io { .. } => "restore without --lazy; the log of permafrostd says more",
+            Self::Io { .. } => "restore with --stream; the log of permafrostd says more",
         }
     }
 }

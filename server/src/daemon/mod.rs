@@ -411,6 +411,10 @@ async fn serve_peers(
         _ => make_private_dir(&spool)?,
     }
     let name = identity.current().name().to_owned();
+    // Before pages came over TCP, nothing stood against the same number for a port of another kind.
+    let others = [config.api.listen, config.listen_metrics];
+    let is_other = |other: SocketAddr| other.port() == listen.port() && listen.port() != 0;
+    let pages_over_tcp = config.pages_over_tcp && !others.into_iter().flatten().any(is_other);
     let handler = NodeHandler::new(&name).with_audit(Arc::clone(audit));
     let handler = Arc::new(handler);
     let endpoint = Endpoint::serve(
@@ -425,7 +429,7 @@ async fn serve_peers(
             conversations: 512,
             dump_idle: config.idle_connection,
             dump_wait: config.retention.idle_session,
-            tls_bulk: config.pages_over_tcp,
+            tls_bulk: pages_over_tcp,
             ..peer::PeerOptions::default()
         },
     )?;

@@ -5,6 +5,7 @@ mod as_a_node;
 mod common;
 mod hostile;
 mod pipes;
+mod ports;
 mod rights;
 mod rounds;
 mod tasks;
