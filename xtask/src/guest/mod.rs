@@ -21,7 +21,7 @@ use self::machine::{Device, Machine, Results};
 use crate::ui;
 
 /// Time limit of one machine, which is emulated, on two busy processors.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// A scenario, which one machine runs.
 struct Scenario {
