@@ -11,6 +11,7 @@ use permafrost_protocol::control;
 use permafrost_protocol::wire::conversation::{
     ConversationError, ConversationOutcome, DumpServer, ReceiverLimits, SESSION_BYTES,
 };
+use permafrost_protocol::wire::frame::HEADER_BYTES;
 use permafrost_protocol::wire::message::{Closed, Commit, Committed, Prepared, reply, request};
 use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::{oneshot, watch};
@@ -22,6 +23,9 @@ use super::{PeerError, PeerOptions, ReceivedFrame, code, decode};
 
 /// Most dumps that are kept, including those that are over but whose last reply may have to be repeated.
 const MAX_SESSIONS: usize = 1024;
+
+/// Bytes of frames from which on the handler is woken while more come.
+const TOLD_BYTES: usize = 256 << 10;
 
 /// Most dumps of one peer that are kept.
 const MAX_OF_PEER: usize = MAX_SESSIONS / 4;
@@ -267,6 +271,53 @@ impl Sessions {
     }
 }
 
+/// Wakes the handler for many small frames at once: to wake a thread for each takes longer than to store it.
+struct Telling<'a> {
+    session: &'a Session,
+    /// Bytes of the frames that the handler was not woken for, headers included.
+    untold: usize,
+}
+
+impl<'a> Telling<'a> {
+    fn new(session: &'a Session) -> Self {
+        Self { session, untold: 0 }
+    }
+
+    /// Counts a frame, with `payload_bytes`, that is in the queue now.
+    fn came(&mut self, payload_bytes: usize) {
+        self.untold += HEADER_BYTES + payload_bytes;
+        if self.untold >= TOLD_BYTES {
+            self.tell();
+        }
+    }
+
+    /// Wakes the handler, if there is something for it.
+    fn tell(&mut self) {
+        if std::mem::take(&mut self.untold) > 0 {
+            self.session.changed.notify_all();
+        }
+    }
+
+    /// Completes `next`. The handler is woken before it is waited for.
+    async fn before<T>(&mut self, next: impl Future<Output = T>) -> T {
+        let mut next = std::pin::pin!(next);
+        std::future::poll_fn(|context| {
+            let polled = next.as_mut().poll(context);
+            if polled.is_pending() {
+                self.tell();
+            }
+            polled
+        })
+        .await
+    }
+}
+
+impl Drop for Telling<'_> {
+    fn drop(&mut self) {
+        self.tell();
+    }
+}
+
 /// A conversation of a session.
 struct Conversation<'a> {
     session: &'a Session,
@@ -351,20 +402,22 @@ impl Conversation<'_> {
             tracing::warn!(event = "peer-dump-refused", peer = node, %error, "dump refused");
             PeerError::conversation(node, error)
         };
+        let mut told = Telling::new(session);
         while session.lock().server.wants_frames() {
-            let Some(bytes) = bulk.array(node, timeout).await? else {
+            let Some(bytes) = told.before(bulk.array(node, timeout)).await? else {
                 return Err(PeerError::ended(node, "frames", 0));
             };
             let header = session.lock().server.header(self.number, &bytes);
             let header = header.map_err(refused)?;
             let length = usize::try_from(header.payload_bytes).unwrap_or(usize::MAX);
-            let payload = bulk.payload(node, length, timeout).await?;
+            let payload = told.before(bulk.payload(node, length, timeout)).await?;
             // Here a slow handler slows its sender down: nothing is read, the windows fill.
             while !session.lock().server.may_take() {
+                told.tell();
                 drop(news.changed().await);
             }
             let acknowledges = session.lock().server.taken(self.number, payload);
-            session.changed.notify_all();
+            told.came(length);
             if acknowledges.map_err(refused)? {
                 session.news.send_replace(());
             }

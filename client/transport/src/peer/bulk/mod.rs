@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::{BufMut as _, Bytes};
 use permafrost_identity::Tenure;
 use quinn::{RecvStream, SendStream, VarInt};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 
 use super::PeerError;
@@ -27,6 +27,9 @@ const CHUNKS: usize = 32;
 /// Time for which TCP may get no acknowledgement, or an end may take nothing, until the stream counts as lost. Less than
 /// [`super::PeerOptions::stall`], so that the dump can go on over QUIC.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(15);
+
+/// A TLS connection that was accepted.
+pub(crate) type TlsBulk = tokio_rustls::server::TlsStream<BufReader<TcpStream>>;
 
 /// Frames that come in.
 pub(crate) struct BulkReceiver {
@@ -48,7 +51,7 @@ struct Chunks {
 
 /// A TLS connection that brings frames, and what it occupies while it lasts.
 struct TlsSource {
-    stream: tokio_rustls::server::TlsStream<TcpStream>,
+    stream: TlsBulk,
     _tenure: Tenure,
     _share: Share,
 }
@@ -62,11 +65,7 @@ impl BulkReceiver {
         }))
     }
 
-    pub(crate) fn over_tls(
-        stream: tokio_rustls::server::TlsStream<TcpStream>,
-        tenure: Tenure,
-        share: Share,
-    ) -> Self {
+    pub(crate) fn over_tls(stream: TlsBulk, tenure: Tenure, share: Share) -> Self {
         Self::from(Source::Tls(Box::new(TlsSource {
             stream,
             _tenure: tenure,

@@ -11,7 +11,7 @@ use permafrost_identity::{IdentityError, Peer, ReloadingIdentity};
 use permafrost_protocol::wire::BULK_ALPN;
 use permafrost_protocol::wire::frame::{PREAMBLE_BYTES, Preamble};
 use rustix::net::{Shutdown, shutdown};
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncReadExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
@@ -22,6 +22,9 @@ use crate::shares::Share;
 
 /// Pause after a connection could not be accepted, for instance because no descriptor is left.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Bytes read from a socket at once: rustls reads 4 KiB at a time, and its records have 16.
+const READ_BYTES: usize = 128 << 10;
 
 /// Reason why a connection brings no frames.
 #[derive(Debug, thiserror::Error)]
@@ -119,6 +122,7 @@ async fn take(
 ) -> Result<(), Refused> {
     let opened = tokio::time::timeout(inner.options.handshake_timeout, async {
         tune(&stream)?;
+        let stream = BufReader::with_capacity(READ_BYTES, stream);
         let mut stream = acceptor.accept(stream).await?;
         let mut preamble = [0; PREAMBLE_BYTES];
         stream.read_exact(&mut preamble).await?;
@@ -137,7 +141,7 @@ async fn take(
     let key = key(&peer);
     let share = inner.bulks.take(&key).ok_or(Refused::Busy)?;
     let session = inner.sessions.find(&key, id).ok_or(Refused::Unwanted)?;
-    let ended = socket_of(socket)?;
+    let ended = socket_of(socket.get_ref())?;
     let tenure = inner.identity.admit(chain, move |_| {
         // It may have ended already.
         let _ = shutdown(&ended, Shutdown::Both);
