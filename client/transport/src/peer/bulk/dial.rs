@@ -15,7 +15,7 @@ use tokio_rustls::TlsConnector;
 use super::{BulkSender, tune};
 
 /// Most bytes of encrypted frames that wait for the socket.
-const BUFFERED_BYTES: usize = 256 << 10;
+const BUFFERED_BYTES: usize = 96 << 10;
 
 /// Reason why no bulk stream over TLS could be opened.
 #[derive(Debug, thiserror::Error)]
