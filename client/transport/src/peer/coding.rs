@@ -174,13 +174,13 @@ pub(crate) struct Coder {
 }
 
 impl Coder {
-    pub(crate) fn new(when: Compression) -> Self {
+    pub(crate) fn new(when: Compression, buffers: Pool) -> Self {
         Self {
             when,
             compressor: None,
             bytes_per_second: CODEC_PRIOR,
             trial: Trial::new(Instant::now()),
-            buffers: Pool::default(),
+            buffers,
         }
     }
 
@@ -291,6 +291,10 @@ mod tests {
 
     const RUN: usize = 64 * 4096;
 
+    fn coder_for(when: Compression) -> Coder {
+        Coder::new(when, Pool::default())
+    }
+
     fn random(bytes: usize) -> Vec<u8> {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let words = std::iter::repeat_with(move || {
@@ -333,7 +337,7 @@ mod tests {
         for pages in [1, 2, 16, 64] {
             let bytes = pages * 4096;
             let count = u32::try_from(pages).unwrap();
-            let mut coder = Coder::new(Compression::Always);
+            let mut coder = coder_for(Compression::Always);
             for (run, expected) in [
                 (random(bytes), Coding::Raw),
                 (text(bytes), Coding::Zstd),
@@ -359,7 +363,7 @@ mod tests {
             // Where samples are taken the pages look like text.
             page[1900..2200].fill(b'x');
         }
-        let (coding, payload) = Coder::new(Compression::Always).encode(&run, None, Instant::now());
+        let (coding, payload) = coder_for(Compression::Always).encode(&run, None, Instant::now());
         assert_eq!((coding, payload.len()), (Coding::Raw, RUN));
     }
 
@@ -381,22 +385,22 @@ mod tests {
     fn only_a_link_slower_than_the_codec_is_compressed_for() {
         let gains = [100e6, 300e6];
         for link in [None, Some(50e9)] {
-            let mut coder = Coder::new(Compression::Adaptive);
+            let mut coder = coder_for(Compression::Adaptive);
             assert_eq!(passed(&mut coder, 64 << 20, gains, link), 0);
         }
-        let mut coder = Coder::new(Compression::Adaptive);
+        let mut coder = coder_for(Compression::Adaptive);
         let compressed = passed(&mut coder, 64 << 20, gains, Some(100e6));
         assert_eq!(compressed, (64 << 20) - STRETCH_BYTES);
         // The link is not the bottleneck any more.
         assert_eq!(passed(&mut coder, 64 << 20, gains, None), 0);
-        let mut off = Coder::new(Compression::Off);
+        let mut off = coder_for(Compression::Off);
         assert_eq!(passed(&mut off, 64 << 20, gains, Some(1e6)), 0);
     }
 
     #[test]
     fn a_link_that_is_slow_because_the_processors_are_busy_is_not_compressed_for() {
         for slower in [[100e6, 60e6], [100e6, 110e6]] {
-            let mut coder = Coder::new(Compression::Adaptive);
+            let mut coder = coder_for(Compression::Adaptive);
             let trial = SETTLING_BYTES + STRETCH_BYTES;
             let once = passed(&mut coder, TRIAL_PAUSE_BYTES, slower, Some(100e6));
             assert_eq!(once, trial);

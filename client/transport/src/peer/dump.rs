@@ -137,7 +137,7 @@ impl DumpSender {
         });
         let dump = Self {
             shared: Arc::clone(&shared),
-            coder: Coder::new(options.compression),
+            coder: Coder::new(options.compression, network.buffers()),
             stall: options.stall,
             ended: false,
         };

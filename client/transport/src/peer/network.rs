@@ -22,6 +22,7 @@ use quinn::{
 use tokio::runtime::Handle;
 
 use super::bulk::{self, BulkSender};
+use super::pool::Pool;
 use super::reset::{Ids, ResetKey};
 use super::router::Router;
 use super::stream::{self, Asking, within};
@@ -157,6 +158,8 @@ struct Inner {
     options: PeerOptions,
     identity: Arc<ReloadingIdentity>,
     addresses: Arc<dyn Addresses>,
+    /// Payloads of the dumps that are sent.
+    buffers: Pool,
     ways: parking_lot::Mutex<HashMap<String, Arc<tokio::sync::Mutex<Way>>>>,
 }
 
@@ -184,6 +187,7 @@ impl Network {
             .collect::<Result<_, _>>()?;
         drop(entered);
         Ok(Self(Arc::new(Inner {
+            buffers: Pool::lasting(&runtime),
             runtime,
             endpoints,
             region: region.to_owned(),
@@ -300,6 +304,11 @@ impl Network {
 
     pub(crate) fn options(&self) -> &PeerOptions {
         &self.0.options
+    }
+
+    /// Returns the buffers for payloads of dumps.
+    pub(crate) fn buffers(&self) -> Pool {
+        self.0.buffers.clone()
     }
 
     /// Returns the identity that the nodes are shown now.

@@ -11,6 +11,7 @@ use quinn::{Connection, SendStream, VarInt};
 use tokio::sync::{mpsc, oneshot};
 
 use super::coding::Coder;
+use super::pool::Pool;
 use super::stream::{self, within};
 use super::{Compression, PeerError, PeerOptions, code};
 
@@ -72,7 +73,7 @@ pub(crate) fn outflow(peer: &str, options: &PeerOptions) -> (Outflow, Tap) {
         peer: peer.to_owned(),
         opened: Some(opened),
         frames,
-        coder: Coder::new(when),
+        coder: Coder::new(when, Pool::default()),
         sequence: 0,
     };
     let tap = Tap {
