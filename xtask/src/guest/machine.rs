@@ -50,54 +50,66 @@ pub(crate) struct Results {
     pub(crate) done: bool,
 }
 
-/// Returns the path of the image behind the device. It keeps its contents from one machine to the next.
-pub(crate) fn image(device: Device) -> PathBuf {
-    packages::dir().join(match device {
-        Device::Nvdimm => "nvdimm.img",
-        Device::VirtioPmem => "virtio-pmem.img",
-        Device::BadSector => "bad-sector.img",
-    })
+/// Image behind the device of a machine. It keeps its contents from one machine of a line to the next.
+pub(crate) struct Image {
+    device: Device,
+    path: PathBuf,
 }
 
-/// Replaces the device's image by an empty one.
-pub(crate) fn fresh_image(device: Device) -> Result<()> {
-    let file = fs::File::create(image(device)).context("create the device's image")?;
-    let mib = match device {
-        Device::Nvdimm | Device::VirtioPmem => DEVICE_MIB,
-        Device::BadSector => DISK_MIB,
-    };
-    file.set_len(mib << 20).context("size the device's image")
-}
+impl Image {
+    /// Returns the image of a device for the machines of a line, of which one runs at a time.
+    pub(crate) fn of(line: usize, device: Device) -> Self {
+        let name = match device {
+            Device::Nvdimm => "nvdimm",
+            Device::VirtioPmem => "virtio-pmem",
+            Device::BadSector => "bad-sector",
+        };
+        Self {
+            device,
+            path: packages::dir().join(format!("{name}-{line}.img")),
+        }
+    }
 
-/// Returns the arguments of QEMU for the device.
-fn device_arguments(device: Device) -> Vec<String> {
-    let path = image(device).display().to_string();
-    let memory = |driver: &str| {
-        let backend = format!(
-            "memory-backend-file,id=memory,share=on,mem-path={path},size={DEVICE_MIB}M,align=2M"
-        );
-        let device = format!("{driver},id=pmem,memdev=memory");
-        vec!["-object".to_owned(), backend, "-device".to_owned(), device]
-    };
-    match device {
-        Device::Nvdimm => memory("nvdimm"),
-        Device::VirtioPmem => memory("virtio-pmem-pci"),
-        Device::BadSector => {
-            let fault = serde_json::json!({
-                "event": "none", "iotype": "read", "sector": BAD_SECTOR, "errno": 5, "once": false
-            });
-            let disk = serde_json::json!({
-                "node-name": "disk",
-                "driver": "raw",
-                "file": {
-                    "driver": "blkdebug",
-                    "image": { "driver": "file", "filename": path },
-                    "inject-error": [fault],
-                },
-            });
-            let device = "virtio-blk-pci,drive=disk".to_owned();
-            let disk = disk.to_string();
-            vec!["-blockdev".to_owned(), disk, "-device".to_owned(), device]
+    /// Replaces it by an empty one.
+    pub(crate) fn empty(&self) -> Result<()> {
+        let file = fs::File::create(&self.path).context("create the device's image")?;
+        let mib = match self.device {
+            Device::Nvdimm | Device::VirtioPmem => DEVICE_MIB,
+            Device::BadSector => DISK_MIB,
+        };
+        file.set_len(mib << 20).context("size the device's image")
+    }
+
+    /// Returns the arguments of QEMU for the device.
+    fn arguments(&self) -> Vec<String> {
+        let path = self.path.display().to_string();
+        let memory = |driver: &str| {
+            let backend = format!(
+                "memory-backend-file,id=memory,share=on,mem-path={path},size={DEVICE_MIB}M,align=2M"
+            );
+            let device = format!("{driver},id=pmem,memdev=memory");
+            vec!["-object".to_owned(), backend, "-device".to_owned(), device]
+        };
+        match self.device {
+            Device::Nvdimm => memory("nvdimm"),
+            Device::VirtioPmem => memory("virtio-pmem-pci"),
+            Device::BadSector => {
+                let fault = serde_json::json!({
+                    "event": "none", "iotype": "read", "sector": BAD_SECTOR, "errno": 5, "once": false
+                });
+                let disk = serde_json::json!({
+                    "node-name": "disk",
+                    "driver": "raw",
+                    "file": {
+                        "driver": "blkdebug",
+                        "image": { "driver": "file", "filename": path },
+                        "inject-error": [fault],
+                    },
+                });
+                let device = "virtio-blk-pci,drive=disk".to_owned();
+                let disk = disk.to_string();
+                vec!["-blockdev".to_owned(), disk, "-device".to_owned(), device]
+            }
         }
     }
 }
@@ -106,7 +118,7 @@ impl Machine {
     pub(crate) fn start(
         packages: &Packages,
         initrd: &Path,
-        device: Device,
+        image: &Image,
         scenario: &str,
         limit: Duration,
     ) -> Result<Self> {
@@ -147,7 +159,7 @@ impl Machine {
             "-append",
             &format!("console=ttyS0 quiet panic=-1 permafrost.scenario={scenario}"),
         ]);
-        command.args(device_arguments(device));
+        command.args(image.arguments());
         for serial in [&console, &results] {
             command
                 .arg("-serial")

@@ -13,11 +13,13 @@ mod initrd;
 mod machine;
 mod packages;
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
 
-use self::machine::{Device, Machine, Results};
+use self::machine::{Device, Image, Machine, Results};
+use self::packages::Packages;
 use crate::ui;
 
 /// Time limit of one machine, which is emulated, on two busy processors.
@@ -33,68 +35,73 @@ struct Scenario {
     cut_at: Option<&'static str>,
 }
 
-/// Scenarios, in the order in which they run.
-const SCENARIOS: [Scenario; 10] = [
-    Scenario {
-        name: "stock-criu",
-        device: Device::Nvdimm,
-        continues: false,
-        cut_at: None,
-    },
-    Scenario {
-        name: "dax-dump",
-        device: Device::Nvdimm,
-        continues: false,
-        cut_at: None,
-    },
-    Scenario {
-        name: "pre-copy",
-        device: Device::Nvdimm,
-        continues: false,
-        cut_at: None,
-    },
-    Scenario {
-        name: "pre-copy-cluster",
-        device: Device::Nvdimm,
-        continues: false,
-        cut_at: None,
-    },
-    Scenario {
-        name: "power-cut",
-        device: Device::Nvdimm,
-        continues: false,
-        cut_at: Some("mid-dump"),
-    },
-    Scenario {
-        name: "after-power-cut",
-        device: Device::Nvdimm,
-        continues: true,
-        cut_at: None,
-    },
-    Scenario {
-        name: "cut-while-cleaning",
-        device: Device::Nvdimm,
-        continues: false,
-        cut_at: Some("mid-clean"),
-    },
-    Scenario {
-        name: "after-cut-while-cleaning",
-        device: Device::Nvdimm,
-        continues: true,
-        cut_at: None,
-    },
-    Scenario {
-        name: "virtio-pmem",
-        device: Device::VirtioPmem,
-        continues: false,
-        cut_at: None,
-    },
-    Scenario {
-        name: "bad-sector",
-        device: Device::BadSector,
-        continues: false,
-        cut_at: None,
-    },
+/// Lines of scenarios. The scenarios of a line run in their order, the lines at the same time: a machine has one
+/// processor busy. Both take about as long.
+const LINES: [&[Scenario]; 2] = [
+    &[
+        Scenario {
+            name: "pre-copy-cluster",
+            device: Device::Nvdimm,
+            continues: false,
+            cut_at: None,
+        },
+        Scenario {
+            name: "bad-sector",
+            device: Device::BadSector,
+            continues: false,
+            cut_at: None,
+        },
+    ],
+    &[
+        Scenario {
+            name: "stock-criu",
+            device: Device::Nvdimm,
+            continues: false,
+            cut_at: None,
+        },
+        Scenario {
+            name: "dax-dump",
+            device: Device::Nvdimm,
+            continues: false,
+            cut_at: None,
+        },
+        Scenario {
+            name: "pre-copy",
+            device: Device::Nvdimm,
+            continues: false,
+            cut_at: None,
+        },
+        Scenario {
+            name: "power-cut",
+            device: Device::Nvdimm,
+            continues: false,
+            cut_at: Some("mid-dump"),
+        },
+        Scenario {
+            name: "after-power-cut",
+            device: Device::Nvdimm,
+            continues: true,
+            cut_at: None,
+        },
+        Scenario {
+            name: "cut-while-cleaning",
+            device: Device::Nvdimm,
+            continues: false,
+            cut_at: Some("mid-clean"),
+        },
+        Scenario {
+            name: "after-cut-while-cleaning",
+            device: Device::Nvdimm,
+            continues: true,
+            cut_at: None,
+        },
+        Scenario {
+            name: "virtio-pmem",
+            device: Device::VirtioPmem,
+            continues: false,
+            cut_at: None,
+        },
+    ],
 ];
 
 /// Results of the checks of all scenarios.
@@ -111,21 +118,44 @@ pub(crate) struct Outcome {
 pub(crate) fn run(only: &[String]) -> Result<Outcome> {
     let packages = packages::fetch()?;
     let initrd = initrd::build(&packages)?;
+    let outcomes = std::thread::scope(|scope| {
+        let (packages, initrd) = (&packages, &initrd);
+        let lines = LINES.iter().enumerate().map(|(line, scenarios)| {
+            scope.spawn(move || run_line(line, scenarios, only, packages, initrd))
+        });
+        let lines: Vec<_> = lines.collect();
+        let outcomes = lines.into_iter().map(|line| match line.join() {
+            Ok(outcome) => outcome,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        outcomes.collect::<Result<Vec<_>>>()
+    })?;
+    Ok(Outcome {
+        passed: outcomes.iter().map(|outcome| outcome.passed).sum(),
+        failed: outcomes.iter().map(|outcome| outcome.failed).sum(),
+    })
+}
+
+/// Runs those scenarios of a line whose names begin with one of `only`, or all.
+fn run_line(
+    line: usize,
+    scenarios: &[Scenario],
+    only: &[String],
+    packages: &Packages,
+    initrd: &Path,
+) -> Result<Outcome> {
+    let is_wanted = |scenario: &&Scenario| {
+        let begins = |prefix: &String| scenario.name.starts_with(prefix.as_str());
+        only.is_empty() || only.iter().any(begins)
+    };
     let mut outcome = Outcome::default();
-    for scenario in &SCENARIOS {
-        if !only.is_empty()
-            && !only
-                .iter()
-                .any(|prefix| scenario.name.starts_with(prefix.as_str()))
-        {
-            continue;
-        }
+    for scenario in scenarios.iter().filter(is_wanted) {
+        let image = Image::of(line, scenario.device);
         if !scenario.continues {
-            machine::fresh_image(scenario.device)?;
+            image.empty()?;
         }
         let task = ui::Task::begin(&format!("guest {}", scenario.name));
-        let mut machine =
-            Machine::start(&packages, &initrd, scenario.device, scenario.name, LIMIT)?;
+        let mut machine = Machine::start(packages, initrd, &image, scenario.name, LIMIT)?;
         let results = machine.wait(scenario.cut_at)?;
         if !results.failed.is_empty() {
             eprintln!("{}", machine.console_tail());
