@@ -1,12 +1,11 @@
 //! `cargo xtask test`: everything that CI runs, in order.
 
-use std::ffi::OsStr;
-use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::ffi::{OsStr, OsString};
+use std::io::{self, BufRead as _, BufReader, Read, Write as _};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use parking_lot::Mutex;
 use permafrost_tests::{binaries, browser, criu, etcd, faketime, podman, promtool, runc};
 
 use crate::setup::{self, Criu};
@@ -214,26 +213,55 @@ fn is_of_this_program(variable: &str) -> bool {
     variable.starts_with("CARGO_PKG_") || variable.starts_with("CARGO_MANIFEST_")
 }
 
+/// Targets whose tests run at the same time as those of the others, one target after another: the tests of clusters
+/// mostly wait. All targets are in one of them, and each takes about half of the time. Without a run of rustdoc for each
+/// crate, which find nothing: no example is in the documentation (`tidy`).
+const HALVES: [&[&str]; 2] = [
+    &["--test", "[a-c]*"],
+    &["--lib", "--bins", "--test", "[d-z]*"],
+];
+
 /// Runs unit, property, crash and end-to-end tests.
 fn tests(quick: bool) -> Result<Count> {
-    let mut command = cargo_command();
-    command
-        // Without a run of rustdoc for each crate, which find nothing: no example is in the documentation (`tidy`).
-        .args(["test", "--workspace", "--tests", "--no-fail-fast"])
-        .env(binaries::BIN_DIR, binaries::dir()?);
+    let setting = setting_of_tests(quick)?;
+    let halves = std::thread::scope(|scope| {
+        let halves = HALVES.map(|targets| {
+            let mut command = cargo_command();
+            command
+                .args(["test", "--workspace", "--no-fail-fast"])
+                .args(targets)
+                .envs(setting.iter().map(|(name, value)| (name, value)));
+            scope.spawn(move || run_counted(&mut command))
+        });
+        halves.map(|half| match half.join() {
+            Ok(count) => count,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    });
+    let mut count = Count::default();
+    for half in halves {
+        count += half?;
+    }
+    Ok(count)
+}
+
+/// Fetches what tests need, and returns the variables that tell them where it is.
+fn setting_of_tests(quick: bool) -> Result<Vec<(&'static str, OsString)>> {
+    let mut setting = vec![(binaries::BIN_DIR, binaries::dir()?.into())];
     if quick {
-        command
-            .env("PERMAFROST_CRASH_CUTS", "500")
-            .env("PERMAFROST_KILL_ROUNDS", "3")
-            .env("PERMAFROST_CHAOS_ROUNDS", "8");
+        setting.extend([
+            ("PERMAFROST_CRASH_CUTS", "500".into()),
+            ("PERMAFROST_KILL_ROUNDS", "3".into()),
+            ("PERMAFROST_CHAOS_ROUNDS", "8".into()),
+        ]);
     } else {
         // The test itself does 100: five minutes, and as many as the rest of the tests.
-        command.env("PERMAFROST_CHAOS_ROUNDS", "40");
+        setting.push(("PERMAFROST_CHAOS_ROUNDS", "40".into()));
     }
     match setup::criu()? {
         Criu::Works(path) => {
             // It works, so a test that is skipped for want of it is a failed one.
-            command.env(criu::CRIU, path).env(criu::REQUIRE_CRIU, "1");
+            setting.extend([(criu::CRIU, path.into()), (criu::REQUIRE_CRIU, "1".into())]);
         }
         Criu::CannotRun(why) => {
             ui::say_loudly(&format!(
@@ -243,7 +271,7 @@ fn tests(quick: bool) -> Result<Count> {
     }
     match tools::etcd() {
         Ok(path) => {
-            command.env(etcd::ETCD, path).env(etcd::REQUIRE_ETCD, "1");
+            setting.extend([(etcd::ETCD, path.into()), (etcd::REQUIRE_ETCD, "1".into())]);
         }
         Err(why) => {
             ui::say_loudly(&format!("CLUSTER TESTS ARE SKIPPED: no etcd: {why:#}"));
@@ -255,9 +283,10 @@ fn tests(quick: bool) -> Result<Count> {
     }
     match tools::faketime() {
         Ok(path) => {
-            command
-                .env(faketime::FAKETIME, path)
-                .env(faketime::REQUIRE_FAKETIME, "1");
+            setting.extend([
+                (faketime::FAKETIME, path.into()),
+                (faketime::REQUIRE_FAKETIME, "1".into()),
+            ]);
         }
         Err(why) => {
             ui::say_loudly(&format!(
@@ -267,7 +296,7 @@ fn tests(quick: bool) -> Result<Count> {
     }
     match tools::runc() {
         Ok(()) => {
-            command.env(runc::REQUIRE_RUNC, "1");
+            setting.push((runc::REQUIRE_RUNC, "1".into()));
         }
         Err(why) => ui::say_loudly(&format!(
             "TESTS WITH CONTAINERS ARE SKIPPED: no runc: {why:#}"
@@ -275,7 +304,7 @@ fn tests(quick: bool) -> Result<Count> {
     }
     match tools::podman() {
         Ok(()) => {
-            command.env(podman::REQUIRE_PODMAN, "1");
+            setting.push((podman::REQUIRE_PODMAN, "1".into()));
         }
         Err(why) => ui::say_loudly(&format!(
             "TESTS WITH PODMAN ARE SKIPPED: no podman: {why:#}"
@@ -283,7 +312,7 @@ fn tests(quick: bool) -> Result<Count> {
     }
     match tools::browser() {
         Ok(()) => {
-            command.env(browser::REQUIRE_BROWSER, "1");
+            setting.push((browser::REQUIRE_BROWSER, "1".into()));
         }
         Err(why) => ui::say_loudly(&format!(
             "TESTS WITH A BROWSER ARE SKIPPED: no Chromium: {why:#}"
@@ -291,7 +320,7 @@ fn tests(quick: bool) -> Result<Count> {
     }
     match tools::promtool() {
         Ok(()) => {
-            command.env(promtool::REQUIRE_PROMTOOL, "1");
+            setting.push((promtool::REQUIRE_PROMTOOL, "1".into()));
         }
         Err(why) => ui::say_loudly(&format!(
             "TESTS OF ALERT RULES ARE SKIPPED: no promtool: {why:#}"
@@ -305,7 +334,7 @@ fn tests(quick: bool) -> Result<Count> {
         // They fail without it: nothing else shows that a preempted job survives.
         ui::say(&format!("no Slurm: {why:#}"));
     }
-    run_counted(&mut command)
+    Ok(setting)
 }
 
 /// Runs a command, passes its output on, and counts the tests in it.
@@ -318,37 +347,52 @@ pub(crate) fn run_counted(command: &mut Command) -> Result<Count> {
         .file_name()
         .unwrap_or(command.get_program());
     let line = format!("{} {}", program.to_string_lossy(), line.join(" "));
+    let (output, end) = io::pipe().context("make a pipe")?;
     let mut child = command
         .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
+        .stdout(end.try_clone().context("make a pipe")?)
+        .stderr(end)
         .spawn()
         .with_context(|| format!("run `{line}`"))?;
-    let (stdout, stderr) = (
-        child.stdout.take().context("take its stdout")?,
-        child.stderr.take().context("take its stderr")?,
-    );
-    let count = Mutex::new(Count::default());
-    std::thread::scope(|scope| {
-        scope.spawn(|| pass_on(stdout, &count, |line| println!("{line}")));
-        scope.spawn(|| pass_on(stderr, &count, |line| eprintln!("{line}")));
-    });
+    // The pipe ends when the child has ended.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let count = pass_on(output, |lines| println!("{lines}"));
     let status = child.wait().with_context(|| format!("wait for `{line}`"))?;
-    let count = count.into_inner();
     if !status.success() && count.failed == 0 {
         bail!("`{line}` fails ({status})");
     }
     Ok(count)
 }
 
-fn pass_on(from: impl Read, count: &Mutex<Count>, say: impl Fn(&str)) {
+/// Says all lines and counts the tests in them. The lines of a target's tests are said together, at its end: those of
+/// another command do not come in between.
+fn pass_on(from: impl Read, mut say: impl FnMut(&str)) -> Count {
+    let mut count = Count::default();
+    let mut together = String::new();
     for line in BufReader::new(from).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line);
-        if let Some(counted) = counted(&line) {
-            *count.lock() += counted;
+        let is_begin = line.trim_start().starts_with("Running ");
+        let is_end = line.starts_with("test result: ");
+        count += counted(&line).unwrap_or_default();
+        if is_begin && !together.is_empty() {
+            say(&std::mem::take(&mut together));
         }
-        say(&line);
+        if !is_begin && together.is_empty() {
+            say(&line);
+            continue;
+        }
+        if !is_begin {
+            together.push('\n');
+        }
+        together.push_str(&line);
+        if is_end {
+            say(&std::mem::take(&mut together));
+        }
     }
+    if !together.is_empty() {
+        say(&together);
+    }
+    count
 }
 
 /// Returns the counts in a line of a test run: libtest's summary, or the line of a skipped test.
@@ -391,6 +435,30 @@ mod tests {
         );
         assert_eq!(counted("SKIPPED: a test: no CRIU").unwrap().skipped, 1);
         assert_eq!(counted("test result"), None);
+    }
+
+    #[test]
+    fn every_target_with_tests_is_in_one_half() {
+        let metadata = deny::metadata("Cargo.toml").unwrap();
+        let targets = metadata["packages"].as_array().unwrap().iter();
+        let targets = targets.filter(|package| package["source"].is_null());
+        let names = targets
+            .flat_map(|package| package["targets"].as_array().unwrap())
+            .filter(|target| target["kind"][0] == "test")
+            .map(|target| target["name"].as_str().unwrap());
+        let firsts: Vec<_> = names.filter_map(|name| name.chars().next()).collect();
+        assert!(firsts.len() > 50);
+        assert!(firsts.iter().all(|first| ('a'..='z').contains(first)));
+        assert!(HALVES[0].contains(&"[a-c]*") && HALVES[1].contains(&"[d-z]*"));
+    }
+
+    #[test]
+    fn lines_of_a_target_are_said_together() {
+        let output = "  Compiling x\n   Running a\nrunning 1 test\ntest result: ok. 1 passed; 0 failed; 0 ignored\nerror: y\n   Running b\nSKIPPED: c";
+        let mut said = Vec::new();
+        let count = pass_on(output.as_bytes(), |lines| said.push(lines.lines().count()));
+        assert_eq!(said, [1, 3, 1, 2]);
+        assert_eq!((count.passed, count.failed, count.skipped), (1, 0, 1));
     }
 
     #[test]
