@@ -51,7 +51,7 @@ pub(crate) enum Delivery {
 pub(crate) struct HeldRestore {
     /// Socket to which CRIU and the script connect.
     pub(crate) listener: UnixListener,
-    /// The script.
+    /// Action script, which CRIU runs.
     pub(crate) action: PathBuf,
 }
 
