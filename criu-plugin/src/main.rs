@@ -2,7 +2,8 @@
 //!
 //! CRIU runs the script at every stage of a dump or a restore, without arguments. The script acts on two of them. On
 //! `post-restore`, where all mappings are there and no restored process has run, it waits until `permafrostd` has placed
-//! all memory, if the restore is one of `permafrost restore`; if that fails it exits non-zero, and CRIU aborts the restore.
+//! all memory or the keeper of a lazy restore has registered it, if the restore is one of `permafrost restore`; if that
+//! fails it exits non-zero, and CRIU aborts the restore.
 //!
 //! On `post-dump` the tasks are still frozen and every image is written. The script seals the session that PERMAFROST_SESSION
 //! names, or the file beside the images if the environment is missing; with PERMAFROST_JOB it stores the images for

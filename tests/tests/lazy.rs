@@ -303,6 +303,40 @@ fn no_process_is_left_if_the_daemon_dies_while_they_are_handed_over() {
     site.kill();
 }
 
+/// Leaves out the last action script, for which CRIU would wait.
+const CRIU_THAT_DOES_NOT_WAIT: &str = r#"#!/bin/sh
+for one; do
+    shift
+    case $one in --action-script | */permafrost-action) ;; *) set -- "$@" "$one" ;; esac
+done
+exec @criu "$@"
+"#;
+
+#[test]
+fn a_criu_that_does_not_wait_is_found_out_and_its_processes_are_ended() {
+    const TEST: &str = "a_criu_that_does_not_wait_is_found_out_and_its_processes_are_ended";
+    let Some(mut site) = Site::with_dump(TEST, &workload::Options::tree(8)) else {
+        return;
+    };
+    let script = site.work.path().join("criu");
+    let wrapper = CRIU_THAT_DOES_NOT_WAIT.replace("@criu", site.criu.path.to_str().unwrap());
+    std::fs::write(&script, wrapper).unwrap();
+    std::fs::set_permissions(&script, Permissions::from_mode(0o700)).unwrap();
+    let mut command = site.daemon.command().unwrap();
+    command.args(["restore", "a", "--lazy"]);
+    let refused = command.env("PERMAFROST_CRIU", script).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success(), "{said}");
+    assert!(
+        said.contains("did not wait") && said.contains("--stream"),
+        "{said}"
+    );
+    site.task.wait_until_gone().unwrap();
+    site.daemon.run(&["restore", "a", "--lazy"]).unwrap();
+    site.assert_sound();
+    site.kill();
+}
+
 /// Restores the task in a pid namespace of its own, verifies it there while pages are brought, and prints its report.
 const CLONE: &str = r#"
 set -e

@@ -21,6 +21,9 @@ const INTERRUPTED: i32 = 130;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// Time in which a daemon places a small part of 512 MiB.
+const MOMENT: Duration = Duration::from_millis(2);
+
 struct Site {
     work: tempfile::TempDir,
     criu: Criu,
@@ -48,6 +51,7 @@ impl Site {
             extra: ["--listen-metrics", "127.0.0.1:0"]
                 .map(str::to_owned)
                 .to_vec(),
+            region_mib: 256 + 2 * options.size_mib,
             ..Options::default()
         };
         let daemon = Daemon::start(work.path(), &options_of_daemon).unwrap();
@@ -98,6 +102,25 @@ impl Site {
             Ok(waiting_script(root).map(drop))
         })
         .unwrap();
+        child
+    }
+
+    /// Begins a restore whose daemon is stopped when it has placed some of the memory. Lets it run for a moment at a
+    /// time.
+    fn begin_placing(&self, size_mib: u64) -> Child {
+        let child = self.begin();
+        let (daemon, root) = (self.daemon.pid(), self.task.pid());
+        let placed = || process::own_memory_bytes(root) >> 20;
+        let before = placed();
+        process::wait_for("some of the memory", LIMIT, || {
+            process::signal(daemon, Signal::CONT)?;
+            std::thread::sleep(MOMENT);
+            process::stop(daemon)?;
+            Ok((placed() >= before + size_mib / 16).then_some(()))
+        })
+        .unwrap();
+        assert!(placed() < size_mib * 15 / 16, "{} MiB", placed());
+        assert!(waiting_script(root).is_some());
         child
     }
 
@@ -287,6 +310,32 @@ fn nothing_runs_if_the_daemon_is_killed() {
     assert_eq!(ended.status.code(), Some(UNREACHABLE), "{}", said(&ended));
     let daemon = Daemon::start(site.work.path(), &Options::default()).unwrap();
     Site { daemon, ..site }.assert_undone();
+}
+
+#[test]
+fn nothing_runs_if_the_daemon_or_the_command_is_killed_between_two_pages() {
+    const TEST: &str = "nothing_runs_if_the_daemon_or_the_command_is_killed_between_two_pages";
+    const SIZE_MIB: u64 = 512;
+    let Some(site) = Site::with_dump(TEST, SIZE_MIB) else {
+        return;
+    };
+    let restoring = site.begin_placing(SIZE_MIB);
+    site.daemon.kill().unwrap();
+    let ended = restoring.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(UNREACHABLE), "{}", said(&ended));
+    let options = Options {
+        region_mib: 256 + 2 * SIZE_MIB,
+        ..Options::default()
+    };
+    let daemon = Daemon::start(site.work.path(), &options).unwrap();
+    let mut site = Site { daemon, ..site };
+    site.assert_undone();
+
+    let mut restoring = site.begin_placing(SIZE_MIB);
+    restoring.kill().unwrap();
+    restoring.wait().unwrap();
+    process::signal(site.daemon.pid(), Signal::CONT).unwrap();
+    site.assert_undone();
 }
 
 #[test]

@@ -7,7 +7,7 @@
 //! ├── images/        0700, what CRIU calls CRTOOLS_IMAGE_DIR
 //! ├── session        0600: SESSION, a NUL, the control socket's path, a NUL, when to give up sealing, a NUL
 //! ├── verdict        0600, empty until the script writes it
-//! └── placement.socket   of a restore: answers the script when all memory is there
+//! └── placement.socket   of a restore: answers the script when the processes may run
 //! ```
 //!
 //! The script may run for every dump of the machine, as root. So it trusts them only where all of this belongs to
@@ -36,7 +36,7 @@ const VERDICT: &str = "verdict";
 /// Name of the socket at which the script of a restore waits until all memory is there.
 const PLACEMENT: &str = "placement.socket";
 
-/// Reply on that socket once all memory is there. Anything else is a failure.
+/// Reply on that socket once all memory is there, or accesses to what is missing wait. Anything else is a failure.
 pub const PLACED: &[u8] = b"placed";
 
 /// Largest order that is read: a session id, a path and a time are shorter.

@@ -7,16 +7,19 @@ use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use permafrost_transport::framing;
 use permafrost_userfault::Userfault;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 
-use super::{PROBE_PERIOD, RESTORE_FINISHED};
+use super::registering::{self, LazyMemory};
+use super::{LazyError, PROBE_PERIOD, RESTORE_FINISHED};
 use permafrost_criu::handles::{ProcessHandle, TreeHandles};
 use permafrost_criu::processes;
 
@@ -26,6 +29,21 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Interval at which the end of CRIU is polled.
 const GRACE_TICK: Duration = Duration::from_millis(20);
 
+/// Restore that a keeper passes on.
+#[derive(Clone, Copy, Debug)]
+pub struct RelayedRestore<'a> {
+    /// Connection of CRIU.
+    pub criu: &'a UnixStream,
+    /// Socket to which CRIU's action script connects.
+    pub listener: &'a UnixListener,
+    /// Connection to the daemon.
+    pub daemon: &'a UnixStream,
+    /// Directory from which CRIU restores.
+    pub images: &'a Path,
+    /// Pid of the process from which CRIU descends, or whose child's sibling it is.
+    pub command: u32,
+}
+
 /// Keeper of the processes of one lazy restore.
 #[derive(Default)]
 pub struct LazyKeeper {
@@ -34,7 +52,7 @@ pub struct LazyKeeper {
 
 #[derive(Default)]
 struct Kept {
-    userfaults: Vec<Userfault>,
+    userfaults: Vec<KeptUserfault>,
     processes: TreeHandles,
     /// Pids in this namespace, by pids in the processes' own one.
     pids: HashMap<u32, u32>,
@@ -42,6 +60,13 @@ struct Kept {
     criu: Option<ConnectedCriu>,
     has_forked: bool,
     is_ending: bool,
+}
+
+/// Userfaultfd of a process.
+struct KeptUserfault {
+    /// Pid in the process's own namespace; `None` of a process that was forked meanwhile.
+    pid: Option<u32>,
+    userfault: Userfault,
 }
 
 /// CRIU, which hands processes over.
@@ -66,50 +91,116 @@ impl ConnectedCriu {
     }
 }
 
+fn failed(error: io::Error) -> LazyError {
+    LazyError::io("pass on CRIU's processes")(error)
+}
+
 impl LazyKeeper {
-    /// Passes on to `daemon` what CRIU says and hands over, and keeps duplicates, until all processes run or CRIU gives
-    /// up. CRIU descends from process `command`, or is its child's sibling.
+    /// Passes on to the daemon what CRIU says and hands over, and keeps duplicates, until all processes run or CRIU gives
+    /// up. Registers their memory while CRIU waits for its action script.
     ///
     /// # Errors
-    /// CRIU breaks the protocol; no descriptor is left.
-    pub fn relay(&self, criu: &UnixStream, daemon: &UnixStream, command: u32) -> io::Result<()> {
-        let peer = socket_peercred(criu)?.pid.as_raw_nonzero().get();
-        let criu_pid = u32::try_from(peer).unwrap_or_default();
-        self.relay_from(criu_pid, criu, daemon, command)
+    /// CRIU breaks the protocol, or does not wait; memory cannot be registered; no descriptor is left.
+    pub fn relay(&self, restore: RelayedRestore<'_>) -> Result<(), LazyError> {
+        let peer = socket_peercred(restore.criu).map_err(|errno| failed(errno.into()))?;
+        let criu_pid = u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or_default();
+        self.relay_from(criu_pid, restore)
     }
 
-    fn relay_from(
-        &self,
-        criu_pid: u32,
-        mut criu: &UnixStream,
-        mut daemon: &UnixStream,
-        command: u32,
-    ) -> io::Result<()> {
-        self.kept.lock().criu = Some(ConnectedCriu::open(criu_pid, criu)?);
+    fn relay_from(&self, criu_pid: u32, restore: RelayedRestore<'_>) -> Result<(), LazyError> {
+        let RelayedRestore {
+            criu,
+            listener,
+            images,
+            ..
+        } = restore;
+        self.kept.lock().criu = Some(ConnectedCriu::open(criu_pid, criu).map_err(failed)?);
+        listener.set_nonblocking(true).map_err(failed)?;
+        let mut scripts = Vec::new();
+        let mut is_registered = false;
         loop {
-            let mut word = [0; 4];
-            match criu.read_exact(&mut word) {
-                Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(()),
-                read => read?,
+            let mut fds = [
+                PollFd::new(criu, PollFlags::IN),
+                PollFd::new(listener, PollFlags::IN),
+            ];
+            let at_once = Timespec::default();
+            match poll(&mut fds, (!scripts.is_empty()).then_some(&at_once)) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(errno) => return Err(failed(errno.into())),
+                Ok(_) => {}
             }
-            // A daemon that has gone away takes nothing. The processes are ended then, which CRIU finds out.
-            if let Err(error) = daemon.write_all(&word) {
-                tracing::debug!(%error, "the daemon does not read");
-            }
-            match i32::from_ne_bytes(word) {
-                RESTORE_FINISHED => return Ok(()),
-                // A zombie, which has no memory.
-                ..0 => {}
-                pid => {
-                    let userfault = Userfault::new(framing::recv_fd(criu)?)?;
-                    let sent = framing::send_fd(daemon, userfault.as_fd());
-                    if let Err(error) = sent {
-                        tracing::debug!(%error, "the daemon does not read");
-                    }
-                    self.add(pid.unsigned_abs(), userfault, [criu_pid, command]);
+            let [from_criu, script] = fds.map(|fd| !fd.revents().is_empty());
+            if from_criu {
+                if !self.relay_word(criu_pid, is_registered, restore)? {
+                    return Ok(());
                 }
+            } else if !scripts.is_empty() {
+                // CRIU had handed over all processes when it started the first script.
+                if !is_registered {
+                    self.register(images)?;
+                    is_registered = true;
+                }
+                scripts.drain(..).for_each(registering::answer);
+            }
+            if script {
+                scripts.extend(registering::accept(listener)?);
             }
         }
+    }
+
+    /// Passes on CRIU's next word, and the userfaultfd that may follow. Returns false after the last one.
+    fn relay_word(
+        &self,
+        criu_pid: u32,
+        is_registered: bool,
+        restore: RelayedRestore<'_>,
+    ) -> Result<bool, LazyError> {
+        let RelayedRestore {
+            mut criu,
+            mut daemon,
+            command,
+            ..
+        } = restore;
+        let mut word = [0; 4];
+        match criu.read_exact(&mut word) {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(false),
+            read => read.map_err(failed)?,
+        }
+        let number = i32::from_ne_bytes(word);
+        if number == RESTORE_FINISHED && !is_registered {
+            return Err(LazyError::NotHeld);
+        }
+        // A daemon that has gone away takes nothing. The processes are ended then, which CRIU finds out.
+        if let Err(error) = daemon.write_all(&word) {
+            tracing::debug!(%error, "the daemon does not read");
+        }
+        match number {
+            RESTORE_FINISHED => return Ok(false),
+            // A zombie, which has no memory.
+            ..0 => {}
+            pid => {
+                let fd = framing::recv_fd(criu).map_err(failed)?;
+                let userfault = Userfault::new(fd).map_err(failed)?;
+                let sent = framing::send_fd(daemon, userfault.as_fd());
+                if let Err(error) = sent {
+                    tracing::debug!(%error, "the daemon does not read");
+                }
+                self.add(pid.unsigned_abs(), userfault, [criu_pid, command]);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Registers the memory of all processes, whose images are in a directory. None of them has run.
+    fn register(&self, images: &Path) -> Result<(), LazyError> {
+        let kept = self.kept.lock();
+        kept.userfaults.iter().try_for_each(|kept| {
+            let Some(pid) = kept.pid else {
+                return Ok(());
+            };
+            let memory = LazyMemory::read(images, pid)?;
+            registering::register(&kept.userfault, &memory.mappings)
+        })
     }
 
     /// Returns true if CRIU has come.
@@ -124,7 +215,10 @@ impl LazyKeeper {
     pub fn add_fork(&self, userfault: OwnedFd) -> io::Result<()> {
         let userfault = Userfault::new(userfault)?;
         let mut kept = self.kept.lock();
-        kept.userfaults.push(userfault);
+        kept.userfaults.push(KeptUserfault {
+            pid: None,
+            userfault,
+        });
         kept.has_forked = true;
         tracing::info!(
             event = "lazy-process-forked",
@@ -139,7 +233,7 @@ impl LazyKeeper {
         if std::mem::take(&mut kept.has_forked) {
             kept.processes.add_descendants();
         }
-        kept.userfaults.retain(|userfault| !userfault.is_gone());
+        kept.userfaults.retain(|kept| !kept.userfault.is_gone());
         kept.processes.remove_ended();
     }
 
@@ -223,7 +317,10 @@ impl LazyKeeper {
 
     fn add(&self, pid: u32, userfault: Userfault, ancestors: [u32; 2]) {
         let mut kept = self.kept.lock();
-        kept.userfaults.push(userfault);
+        kept.userfaults.push(KeptUserfault {
+            pid: Some(pid),
+            userfault,
+        });
         let Some(process) = kept.find(pid, ancestors) else {
             tracing::warn!(
                 event = "lazy-process-not-found",
@@ -276,6 +373,8 @@ mod tests {
     fn a_criu_that_comes_late_is_ended_with_those_that_hold_its_socket() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (daemon, _) = UnixStream::pair().unwrap();
+        let work = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(work.path().join("socket")).unwrap();
         // That of a process that is not found.
         let held = theirs.try_clone().unwrap();
         // It restores a process, hands nothing over, and waits for ever.
@@ -297,7 +396,14 @@ mod tests {
             let (keeper, pid) = (&keeper, criu.id());
             let relaying = scope.spawn(move || {
                 connected.recv().unwrap();
-                keeper.relay_from(pid, &ours, &daemon, std::process::id())
+                let restore = RelayedRestore {
+                    criu: &ours,
+                    listener: &listener,
+                    daemon: &daemon,
+                    images: Path::new("/"),
+                    command: std::process::id(),
+                };
+                keeper.relay_from(pid, restore)
             });
             scope.spawn(move || {
                 let has_returned = returned.recv_timeout(PATIENCE).is_ok();

@@ -5,6 +5,7 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use permafrost_transport::framing;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::LazyKeeper;
+use super::keeper::RelayedRestore;
 use permafrost_criu::frontend;
 
 /// Interval at which children of the processes are looked for, and processes that have ended.
@@ -37,23 +39,25 @@ const LIMITS: Limits = Limits {
 
 /// Takes one Thaw from `command`, with the socket to which CRIU connects, sends it to the daemon and passes on the
 /// replies. Keeps the processes until they lack no pages or have ended, also without the command. If the daemon goes
-/// away, ends the processes, and replies with an empty message. CRIU descends from process `parent`, or is its child's
-/// sibling.
+/// away, ends the processes, and replies with an empty message. CRIU restores from the directory `images`, and descends
+/// from process `parent`, or is its child's sibling.
 ///
 /// # Errors
 /// The command sends something else; the daemon cannot be reached, which the command learns; no descriptor is left.
 pub fn keep(
     command: &UnixStream,
     parent: u32,
+    images: &Path,
     connect: impl FnOnce() -> Result<Connection, ControlError>,
 ) -> io::Result<()> {
-    keep_within(&LIMITS, command, parent, connect)
+    keep_within(&LIMITS, command, parent, images, connect)
 }
 
 fn keep_within(
     limits: &Limits,
     command: &UnixStream,
     parent: u32,
+    images: &Path,
     connect: impl FnOnce() -> Result<Connection, ControlError>,
 ) -> io::Result<()> {
     let received = framing::recv::<Request>(command).map_err(io::Error::other)?;
@@ -94,9 +98,17 @@ fn keep_within(
         let relaying = scope.spawn(move || {
             let _entered = span.enter();
             let listener = UnixListener::from(listener);
-            match await_criu(&admission, listener, command, limits.connect) {
+            let mut relayed = Ok(());
+            match await_criu(&admission, &listener, command, limits.connect) {
                 Some(criu) => {
-                    if let Err(error) = keeper.relay(&criu, &daemon, parent) {
+                    relayed = keeper.relay(RelayedRestore {
+                        criu: &criu,
+                        listener: &listener,
+                        daemon: &daemon,
+                        images,
+                        command: parent,
+                    });
+                    if let Err(error) = &relayed {
                         tracing::error!(event = "lazy-processes-not-passed", %error, "CRIU's processes are not passed on");
                     }
                 }
@@ -105,6 +117,7 @@ fn keep_within(
             }
             // The daemon gives up, unless it knows that all processes run.
             let _ = daemon.shutdown(Shutdown::Both);
+            relayed
         });
         scope.spawn(move || {
             while ticks.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
@@ -148,9 +161,14 @@ fn keep_within(
             tell(command, answer.clone());
         }
         keeper.end_criu(&|| relaying.is_finished(), limits.grace);
-        let _ = relaying.join();
+        let relayed = relaying.join();
         keeper.end();
         if !is_early {
+            // The daemon only knows that CRIU's connection has ended.
+            let answer = match relayed {
+                Ok(Err(error)) => Some(reply::Body::Error(error.to_reply())),
+                _ => answer,
+            };
             tell(command, answer);
         }
         false
@@ -165,7 +183,7 @@ fn keep_within(
 /// or `command` hangs up before. `admission` ends when the restore is not queued any more.
 fn await_criu(
     admission: &UnixStream,
-    listener: UnixListener,
+    listener: &UnixListener,
     command: &UnixStream,
     patience: Duration,
 ) -> Option<UnixStream> {
@@ -180,7 +198,7 @@ fn await_criu(
             _ => return None,
         }
     }
-    match frontend::accept::<Infallible>(&listener, command, patience) {
+    match frontend::accept::<Infallible>(listener, command, patience) {
         Ok(criu) => Some(criu),
         Err(error) => {
             tracing::error!(event = "lazy-criu-absent", %error, "CRIU has not come");
@@ -219,7 +237,7 @@ fn is_ready(command: &UnixStream) -> bool {
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
-    use std::path::{Path, PathBuf};
+    use std::path::PathBuf;
 
     use permafrost_protocol::control::{self, ErrorCode, Progress, Waiting};
 
@@ -272,7 +290,13 @@ mod tests {
                     true => Ok(Connection::from_stream(to_daemon)),
                     false => Err(no_daemon()),
                 };
-                let _ = keep_within(&IMPATIENT, &own, std::process::id(), connect);
+                let _ = keep_within(
+                    &IMPATIENT,
+                    &own,
+                    std::process::id(),
+                    Path::new("/"),
+                    connect,
+                );
             });
             Self {
                 command,

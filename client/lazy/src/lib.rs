@@ -21,6 +21,7 @@ mod keeper;
 mod keeping;
 mod missing;
 mod placing;
+mod registering;
 mod tasks;
 mod touched;
 
@@ -469,16 +470,22 @@ impl Shared<'_> {
                     continue;
                 }
             };
-            let placed = match run {
+            let put = |task: &Task| match run {
                 PageRun::Pages { bytes, .. } => {
                     let at_byte = usize::try_from(done).unwrap_or(usize::MAX);
                     let part = usize::try_from(part).unwrap_or(usize::MAX);
                     let part = bytes.get(at_byte..at_byte.saturating_add(part));
                     let part = part.ok_or(ErrorKind::UnexpectedEof)?;
-                    task.userfault.copy(at, part)
+                    io::Result::Ok(task.userfault.copy(at, part))
                 }
-                PageRun::Zero { .. } => task.userfault.zero(at, part),
+                PageRun::Zero { .. } => Ok(task.userfault.zero(at, part)),
             };
+            let mut placed = put(task)?;
+            if placed == Err(PlacementError::Unmapped) && part == PAGE_BYTES {
+                // If the process has removed or moved the mapping, the event is unread, as it is read under this lock:
+                // then the kernel refuses the second time because of the event.
+                placed = put(task)?;
+            }
             match placed {
                 Ok(bytes) => {
                     task.missing.remove(at, at + bytes);
@@ -490,17 +497,27 @@ impl Shared<'_> {
                     done += bytes;
                 }
                 Err(PlacementError::Unmapped) if part > PAGE_BYTES => most = PAGE_BYTES,
-                Err(PlacementError::Exists | PlacementError::Unmapped) => {
+                // A child may lack mappings of its parent, of which there is no event. What it has is registered.
+                Err(PlacementError::Unmapped) if task.is_forked => {
                     task.missing.remove(at, at + PAGE_BYTES);
                     task.userfault.wake(at, at + PAGE_BYTES)?;
                     done += PAGE_BYTES;
                 }
-                Err(PlacementError::Changing) if waits => {
+                Err(PlacementError::Unmapped) if task.is_unmapped_for_long(at) => {
+                    return Err(unregistered(at));
+                }
+                Err(PlacementError::Exists) if waits => return Err(foreign_page(at)),
+                // A placer has placed it, or the background transfer will find it there.
+                Err(PlacementError::Exists) => {
+                    task.userfault.wake(at, at + PAGE_BYTES)?;
+                    done += PAGE_BYTES;
+                }
+                Err(PlacementError::Changing | PlacementError::Unmapped) if waits => {
                     drop(state);
                     std::thread::sleep(CHANGING_PAUSE);
                     continue;
                 }
-                Err(PlacementError::Changing) => return Ok(false),
+                Err(PlacementError::Changing | PlacementError::Unmapped) => return Ok(false),
                 Err(PlacementError::Gone) => {
                     self.forget(&mut state, id);
                     return Ok(true);
@@ -512,6 +529,18 @@ impl Shared<'_> {
         }
         Ok(true)
     }
+}
+
+/// Returns the error of a missing page in memory that no userfaultfd watches: the process reads zeros there.
+fn unregistered(address: u64) -> io::Error {
+    io::Error::other(format!("no mapping takes the page at {address:#x}"))
+}
+
+/// Returns the error of a missing page in whose place another page is.
+fn foreign_page(address: u64) -> io::Error {
+    io::Error::other(format!(
+        "another page is in the place of that at {address:#x}"
+    ))
 }
 
 /// Checks that a source has passed on at least the first page that was asked for.

@@ -14,24 +14,24 @@
 //! The processes wait in CRIU's restorer meanwhile, so no mapping changes: pages are placed without the lock that a lazy
 //! restore needs.
 
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::thread::{self, Scope};
 
 use parking_lot::Mutex;
-use permafrost_criu::handover::PLACED;
 use permafrost_criu::source::{LazySource, PageRun, ReadError};
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_userfault::{PlacementError, Userfault};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::missing::MissingRange;
+use super::registering::{accept, answer};
 use super::tasks::{Shared, TaskId};
 use super::{
     CHANGING_PAUSE, FillGate, LazyBrought, LazyError, LazyFailure, LazyOrder, RESTORE_FINISHED,
-    TouchedPages, check_brought,
+    TouchedPages, check_brought, foreign_page, unregistered,
 };
 
 /// Threads that answer faults: those of CRIU's restorer, and of scripts that look at memory.
@@ -166,7 +166,9 @@ impl<'a> Placing<'a> {
                 PollFd::new(self.shared.wake(), PollFlags::IN),
                 PollFd::new(caller, PollFlags::RDHUP | PollFlags::HUP),
             ];
-            match poll(&mut fds, Some(&TICK)) {
+            let begins = !has_begun && !scripts.is_empty();
+            let timeout = if begins { Timespec::default() } else { TICK };
+            match poll(&mut fds, Some(&timeout)) {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(errno) => return Err(LazyError::io("wait for CRIU")(errno.into())),
                 Ok(_) => placed(self.shared.progress().0),
@@ -178,11 +180,12 @@ impl<'a> Placing<'a> {
             if done {
                 is_placed = true;
             }
-            if script && let Some(script) = accept(listener)? {
-                scripts.push(script);
-                if !std::mem::replace(&mut has_begun, true) {
-                    self.begin(scope)?;
-                }
+            // CRIU had handed over all processes when it started the first script.
+            if !from_criu && !scripts.is_empty() && !std::mem::replace(&mut has_begun, true) {
+                self.begin(scope)?;
+            }
+            if script {
+                scripts.extend(accept(listener)?);
             }
             // A caller that has gone may have been killed: CRIU must not go on without it.
             if is_placed && !hang_up {
@@ -202,8 +205,9 @@ impl<'a> Placing<'a> {
         }
     }
 
-    /// Starts the placers. All processes have been handed over.
+    /// Registers the memory and starts the placers. All processes have been handed over.
     fn begin<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Result<(), LazyError> {
+        self.shared.register()?;
         self.shared.begin_filling();
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let placers = processors.min(MAX_PLACERS);
@@ -240,7 +244,7 @@ impl<'a> Placing<'a> {
                 if index != first_index + brought {
                     return Err(ErrorKind::UnexpectedEof.into());
                 }
-                copy(&chunk.userfault, left.start + brought * PAGE_BYTES, &run)?;
+                self.copy(chunk, left.start + brought * PAGE_BYTES, &run)?;
                 brought += pages;
                 Ok(())
             });
@@ -258,54 +262,37 @@ impl<'a> Placing<'a> {
         }
         Ok(())
     }
-}
 
-/// Places pages from `start` on. Those that a fault has brought before stay.
-fn copy(userfault: &Userfault, start: u64, run: &PageRun<'_>) -> io::Result<()> {
-    let len = run.span().1 * PAGE_BYTES;
-    let (mut done, mut most) = (0, u64::MAX);
-    while done < len {
-        let (at, part) = (start + done, (len - done).min(most));
-        let placed = match run {
-            PageRun::Pages { bytes, .. } => {
-                let range = usize::try_from(done).ok().zip(usize::try_from(part).ok());
-                let part = range.and_then(|(at, len)| bytes.get(at..at + len));
-                userfault.copy(at, part.ok_or(ErrorKind::UnexpectedEof)?)
+    /// Places pages from `start` on. Those that a fault has brought before stay.
+    fn copy(&self, chunk: &Chunk, start: u64, run: &PageRun<'_>) -> io::Result<()> {
+        let userfault = &chunk.userfault;
+        let len = run.span().1 * PAGE_BYTES;
+        let (mut done, mut most) = (0, u64::MAX);
+        while done < len {
+            let (at, part) = (start + done, (len - done).min(most));
+            let placed = match run {
+                PageRun::Pages { bytes, .. } => {
+                    let range = usize::try_from(done).ok().zip(usize::try_from(part).ok());
+                    let part = range.and_then(|(at, len)| bytes.get(at..at + len));
+                    userfault.copy(at, part.ok_or(ErrorKind::UnexpectedEof)?)
+                }
+                PageRun::Zero { .. } => userfault.zero(at, part),
+            };
+            match placed {
+                Ok(bytes) => done += bytes,
+                Err(PlacementError::Exists) if self.shared.lacks(chunk.id, at) => {
+                    return Err(foreign_page(at));
+                }
+                Err(PlacementError::Exists) => done += PAGE_BYTES,
+                // It may be the end of a mapping, where images do not tell where mappings end.
+                Err(PlacementError::Unmapped) if part > PAGE_BYTES => most = PAGE_BYTES,
+                Err(PlacementError::Unmapped) => return Err(unregistered(at)),
+                Err(PlacementError::Changing) => thread::sleep(CHANGING_PAUSE),
+                Err(PlacementError::Gone) => return Err(ErrorKind::BrokenPipe.into()),
+                Err(PlacementError::Failed(errno)) => return Err(errno.into()),
             }
-            PageRun::Zero { .. } => userfault.zero(at, part),
-        };
-        match placed {
-            Ok(bytes) => done += bytes,
-            Err(PlacementError::Exists) => done += PAGE_BYTES,
-            // It may be the end of a mapping, where images do not tell where mappings end.
-            Err(PlacementError::Unmapped) if part > PAGE_BYTES => most = PAGE_BYTES,
-            Err(PlacementError::Unmapped) => {
-                let message = format!("no mapping takes the page at {at:#x}");
-                return Err(io::Error::other(message));
-            }
-            Err(PlacementError::Changing) => thread::sleep(CHANGING_PAUSE),
-            Err(PlacementError::Gone) => return Err(ErrorKind::BrokenPipe.into()),
-            Err(PlacementError::Failed(errno)) => return Err(errno.into()),
         }
-    }
-    Ok(())
-}
-
-/// Accepts the connection that is there, if it is still.
-fn accept(listener: &UnixListener) -> Result<Option<UnixStream>, LazyError> {
-    match listener.accept() {
-        Ok((script, _)) => Ok(Some(script)),
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-            Ok(None)
-        }
-        Err(error) => Err(LazyError::io("listen for permafrost-action")(error)),
-    }
-}
-
-/// Tells a script that all pages are placed. If it has gone, CRIU has too, or knows that it failed.
-fn answer(mut script: UnixStream) {
-    if let Err(error) = script.write_all(PLACED) {
-        tracing::debug!(%error, "permafrost-action has gone");
+        Ok(())
     }
 }
 

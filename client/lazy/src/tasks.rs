@@ -1,6 +1,7 @@
 //! The processes of a lazy restore, and the state that its threads share.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,12 +10,12 @@ use parking_lot::{Condvar, Mutex};
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::images::{Mapping, Pagemap, mm_name, read_mappings};
 use permafrost_protocol::manifest::SpaceType;
-use permafrost_protocol::pageserver::PE_LAZY;
 use permafrost_userfault::{FaultEvent, Userfault};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use super::missing::{MissingRange, MissingRanges};
 use super::placing::Chunk;
+use super::registering::{self, LazyMemory};
 use super::{LazyBrought, LazyError, LazyFailure, LazyOrder, TouchedPage, TouchedPages};
 use permafrost_criu::source::{LazySource, ReadError};
 
@@ -24,6 +25,9 @@ pub(super) type TaskId = u64;
 /// Number that stands for the descriptor which wakes all threads.
 pub(super) const WAKE: TaskId = u64::MAX;
 
+/// Time for a process to end that was killed while it changed its mappings: the kernel drops the event.
+const UNMAPPED_LIMIT: Duration = Duration::from_secs(2);
+
 /// A process that lacks pages.
 pub(super) struct Task {
     /// Pid in its namespace when it was dumped.
@@ -32,6 +36,12 @@ pub(super) struct Task {
     pub(super) place: usize,
     pub(super) userfault: Arc<Userfault>,
     pub(super) missing: MissingRanges,
+    /// Mappings that had missing pages when CRIU handed the process over, ascending.
+    mappings: Vec<Range<u64>>,
+    /// True of a process that did not come from CRIU, but was forked by one that runs.
+    pub(super) is_forked: bool,
+    /// A missing page that no mapping takes, and the time at which that was found.
+    unmapped: Option<(u64, Instant)>,
     /// Address from which the next pages are brought.
     next: u64,
 }
@@ -50,30 +60,34 @@ impl Task {
             space.space_type() == SpaceType::Process && space.id == u64::from(pid)
         });
         let place = place.ok_or_else(unknown)?;
-        let mappings = mappings(source, pid)?;
         let pagemap = Pagemap::read(&source.pagemap(place).map_err(LazyError::Source)?)?;
-        let mut missing = MissingRanges::default();
-        let lazy = pagemap
-            .entries
-            .iter()
-            .filter(|entry| entry.flags & PE_LAZY != 0);
-        for entry in lazy {
-            let end = entry.vaddr + entry.nr_pages * PAGE_BYTES;
-            for range in within(&mappings, entry.vaddr, end) {
-                missing.insert(range);
-            }
-        }
+        let memory = LazyMemory::new(mappings(source, pid)?, &pagemap);
         Ok(Self {
             pid,
             place,
             userfault: Arc::new(userfault),
-            missing,
+            missing: memory.missing,
+            mappings: memory.mappings,
+            is_forked: false,
+            unmapped: None,
             next: 0,
         })
     }
+
+    /// Records that no mapping takes the missing page at `address`, and that no unread event explains it. Returns true
+    /// once that has been so for [`UNMAPPED_LIMIT`].
+    pub(super) fn is_unmapped_for_long(&mut self, address: u64) -> bool {
+        // Of several pages the first counts until it is not missing any more.
+        let known = self
+            .unmapped
+            .filter(|(at, _)| self.missing.at(*at).is_some());
+        let (at, since) = known.unwrap_or_else(|| (address, Instant::now()));
+        self.unmapped = Some((at, since));
+        at == address && since.elapsed() >= UNMAPPED_LIMIT
+    }
 }
 
-/// Reads the mappings of a process, ascending.
+/// Reads the mappings of a process.
 fn mappings(source: &dyn LazySource, pid: u32) -> Result<Vec<Mapping>, LazyError> {
     let name = mm_name(pid);
     let images = &source.manifest().images;
@@ -89,37 +103,7 @@ fn mappings(source: &dyn LazySource, pid: u32) -> Result<Vec<Mapping>, LazyError
         ReadError::Source(error) => LazyError::Source(error),
         ReadError::Taker(error) => LazyError::io("read the mappings")(error),
     })?;
-    let mut mappings = read_mappings(&bytes)?;
-    mappings.sort_unstable_by_key(|mapping| mapping.start);
-    Ok(mappings)
-}
-
-/// Divides a range of pages at the ends of mappings: `UFFDIO_COPY` works within one.
-fn within(mappings: &[Mapping], start: u64, end: u64) -> Vec<MissingRange> {
-    let mut ranges = Vec::new();
-    let mut at = start;
-    let from = mappings.partition_point(|mapping| mapping.end <= start);
-    for mapping in &mappings[from..] {
-        if at >= end || mapping.start >= end {
-            break;
-        }
-        let until = mapping.end.min(end);
-        ranges.push(MissingRange {
-            start: at,
-            end: until,
-            image: at,
-        });
-        at = until;
-    }
-    if at < end {
-        // Old releases of CRIU keep the mappings elsewhere.
-        ranges.push(MissingRange {
-            start: at,
-            end,
-            image: at,
-        });
-    }
-    ranges
+    Ok(read_mappings(&bytes)?)
 }
 
 /// State of a lazy restore, under one lock.
@@ -209,6 +193,9 @@ impl<'a> Shared<'a> {
                     place: task.place,
                     userfault: Arc::new(child),
                     missing: task.missing.clone(),
+                    mappings: Vec::new(),
+                    is_forked: true,
+                    unmapped: None,
                     next: task.next,
                 };
                 state.announced.push(Arc::clone(&child.userfault));
@@ -258,6 +245,15 @@ impl<'a> Shared<'a> {
             self.end(&mut state);
         }
         self.changed.notify_all();
+    }
+
+    /// Registers the memory of all processes, none of which has run.
+    pub(super) fn register(&self) -> Result<(), LazyError> {
+        let state = self.state.lock();
+        state
+            .tasks
+            .values()
+            .try_for_each(|task| registering::register(&task.userfault, &task.mappings))
     }
 
     /// Records that the background transfer begins.
@@ -358,6 +354,13 @@ impl<'a> Shared<'a> {
         self.order.gate.add(end - start);
     }
 
+    /// Returns true if a process lacks a page.
+    pub(super) fn lacks(&self, id: TaskId, address: u64) -> bool {
+        let state = self.state.lock();
+        let task = state.tasks.get(&id);
+        task.is_some_and(|task| task.missing.at(address).is_some())
+    }
+
     /// Returns the descriptor that becomes readable when everything is over.
     pub(super) fn wake(&self) -> &OwnedFd {
         &self.wake
@@ -429,37 +432,5 @@ impl<'a> Shared<'a> {
                     .collect(),
             }),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_end_where_mappings_do() {
-        let mapping = |start, end| Mapping {
-            start,
-            end,
-            ..Mapping::default()
-        };
-        let mappings = [
-            mapping(0x1000, 0x3000),
-            mapping(0x3000, 0x6000),
-            mapping(0x8000, 0x9000),
-        ];
-        let ends = |start, end| {
-            let ranges = within(&mappings, start, end);
-            assert!(ranges.iter().all(|range| range.start == range.image));
-            ranges
-                .iter()
-                .map(|range| (range.start, range.end))
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(ends(0x1000, 0x3000), [(0x1000, 0x3000)]);
-        assert_eq!(ends(0x2000, 0x5000), [(0x2000, 0x3000), (0x3000, 0x5000)]);
-        assert_eq!(ends(0x8000, 0x9000), [(0x8000, 0x9000)]);
-        assert_eq!(ends(0x8000, 0xA000), [(0x8000, 0x9000), (0x9000, 0xA000)]);
-        assert_eq!(within(&[], 0x1000, 0x2000).len(), 1);
     }
 }

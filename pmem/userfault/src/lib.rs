@@ -20,6 +20,7 @@ use rustix::mm::{UserfaultfdFlags, userfaultfd};
 const GROUP: u8 = 0xAA;
 
 const API: Opcode = opcode::read_write::<Api>(GROUP, 0x3F);
+const REGISTER: Opcode = opcode::read_write::<Register>(GROUP, 0x00);
 const UNREGISTER: Opcode = opcode::read::<Range>(GROUP, 0x01);
 const WAKE: Opcode = opcode::read::<Range>(GROUP, 0x02);
 const COPY: Opcode = opcode::read_write::<Copy>(GROUP, 0x03);
@@ -45,6 +46,17 @@ struct Range {
     start: u64,
     len: u64,
 }
+
+/// Argument of a registration: `struct uffdio_register`.
+#[repr(C)]
+struct Register {
+    range: Range,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// Mode of a registration: accesses to missing pages are events, `UFFDIO_REGISTER_MODE_MISSING`.
+const MODE_MISSING: u64 = 1;
 
 /// Handshake of a new userfaultfd: `struct uffdio_api`.
 #[repr(C)]
@@ -91,7 +103,7 @@ const PROBED: u64 = 1 << 30;
 /// Size of a page, bytes.
 const PAGE_BYTES: u64 = 4096;
 
-const _: () = assert!(size_of::<WriteProtect>() == 24);
+const _: () = assert!(size_of::<WriteProtect>() == 24 && size_of::<Register>() == 32);
 const _: () = assert!(size_of::<Range>() == 16 && size_of::<Copy>() == 40);
 const _: () = assert!(size_of::<Api>() == 24);
 const _: () = assert!(size_of::<ZeroPage>() == 32);
@@ -271,6 +283,24 @@ impl Userfault {
         // SAFETY: as in `copy`; nothing is read from this process.
         let done = unsafe { ioctl(&self.0, Updater::<ZEROPAGE, ZeroPage>::new(&mut zero)) };
         finished(done, zero.zeropage, len)
+    }
+
+    /// Makes accesses to missing pages of all mappings in a range events. Mappings that are registered already stay so.
+    ///
+    /// # Errors
+    /// There is no mapping in the range, or one that has another userfaultfd or is no memory; the process has ended.
+    pub fn register(&self, start: u64, end: u64) -> io::Result<()> {
+        let mut register = Register {
+            range: Range {
+                start,
+                len: end.saturating_sub(start),
+            },
+            mode: MODE_MISSING,
+            ioctls: 0,
+        };
+        // SAFETY: the structure is that of the ioctl, which reads and writes nothing else. The mappings are of another
+        // process (see `copy`), whose accesses wait from now on.
+        Ok(unsafe { ioctl(&self.0, Updater::<REGISTER, Register>::new(&mut register)) }?)
     }
 
     /// Makes accesses in a range no events any more. A process that has ended is no error.

@@ -3,6 +3,8 @@
 
 mod checkpoint;
 mod digest;
+#[cfg(test)]
+mod hostile_proofs;
 mod images;
 mod outline;
 mod positions;

@@ -76,7 +76,10 @@ pub(crate) enum Command {
     FreezeGuard(crate::dump::GuardArguments),
     /// Keep what processes need that are restored lazily. `permafrost restore --lazy` starts it.
     #[command(hide = true)]
-    LazyKeeper,
+    LazyKeeper {
+        /// Directory from which CRIU restores.
+        images: std::path::PathBuf,
+    },
     /// Write man pages or a completion script from this definition. Packages are made with it.
     #[command(hide = true)]
     Generate(GenerateArguments),

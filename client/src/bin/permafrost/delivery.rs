@@ -5,13 +5,13 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use permafrost_criu::frontend::MAX_SOCKET_PATH;
 use permafrost_criu::restore_way::{ChosenRestoreWay, RestoreWay};
-use permafrost_criu::{Criu, CriuRun, Finished, Running, processes};
+use permafrost_criu::{Criu, CriuRun, Finished, Running, handover, processes};
 use permafrost_protocol::control::{ErrorCode, Exported, request};
 use permafrost_protocol::streamer::SERVE_SOCKET;
 use permafrost_terminal::context::Context;
@@ -22,7 +22,6 @@ use permafrost_transport::control::{Call, Connection, ControlError};
 
 use crate::arguments::TurnArguments;
 use crate::lazy::{self, LazyOptions, LazyTransfer};
-use crate::placement::Placement;
 
 /// Interval at which interrupts are polled while CRIU runs.
 const TICK: Duration = Duration::from_millis(250);
@@ -43,9 +42,34 @@ pub(crate) enum Delivery {
     /// The daemon streams the images to CRIU, over this socket in the directory.
     Stream(UnixListener),
     /// The daemon places the pages in the processes that CRIU hands over, before they run.
-    Place(Placement),
-    /// CRIU reads the images from the directory, and hands over the processes on this socket in its work directory.
-    Lazy(UnixListener, LazyOptions),
+    Place(HeldRestore),
+    /// CRIU reads the images from the directory, and hands over the processes, which get their pages while they run.
+    Lazy(HeldRestore, LazyOptions),
+}
+
+/// A restore whose processes do not run before CRIU's action script succeeds.
+pub(crate) struct HeldRestore {
+    /// Socket to which CRIU and the script connect.
+    pub(crate) listener: UnixListener,
+    /// Action script, which CRIU runs.
+    pub(crate) action: PathBuf,
+}
+
+impl HeldRestore {
+    /// Prepares the sockets in `scratch` and in CRIU's work directory.
+    pub(crate) fn prepare(scratch: &Path, work: &Path, action: PathBuf) -> Result<Self, Failure> {
+        // CRIU connects by a relative path, so that of `work` may be long.
+        let listener = listen(work, lazy::SOCKET)?;
+        handover::link_placement(scratch, &work.join(lazy::SOCKET))
+            .map_err(|error| Failure::io("link a socket in", scratch, &error))?;
+        Ok(Self { listener, action })
+    }
+
+    /// Adds CRIU's options.
+    pub(crate) fn prepare_run(run: &mut CriuRun, action: &Path) {
+        // CRIU runs the script that is named last first: others find all memory there.
+        run.arg("--lazy-pages").arg("--action-script").arg(action);
+    }
 }
 
 /// Result of a run of CRIU, and of the preparations.
@@ -88,13 +112,6 @@ impl Delivery {
         Ok(Self::Stream(listen(images, SERVE_SOCKET)?))
     }
 
-    /// Prepares a lazy restore whose CRIU runs in `work`.
-    pub(crate) fn lazy(work: &Path, options: LazyOptions) -> Result<Self, Failure> {
-        // CRIU connects by a relative path, so that of `work` may be long.
-        let listener = listen(work, lazy::SOCKET)?;
-        Ok(Self::Lazy(listener, options))
-    }
-
     /// Returns the way by which CRIU will get the pages.
     pub(crate) fn way(&self) -> RestoreWay {
         match self {
@@ -131,18 +148,18 @@ impl Delivery {
                     instead: None,
                 })
             }
-            Self::Place(placement) => {
+            Self::Place(held) => {
                 let programs = (run, criu, tasks);
-                placement.run(context, interrupts, connection, wanted, programs)
+                held.place(context, interrupts, connection, wanted, programs)
             }
-            Self::Lazy(listener, options) => {
+            Self::Lazy(HeldRestore { listener, action }, options) => {
                 let started = Instant::now();
                 fetch(context, &mut connection, wanted, interrupts, true)?;
                 let fetch = started.elapsed();
                 drop(connection);
                 let transfer = LazyTransfer::begin(context, interrupts, wanted, listener, options)?;
                 interrupts.check()?;
-                run.arg("--lazy-pages");
+                HeldRestore::prepare_run(&mut run, &action);
                 let tasks = Tasks {
                     spared: Some(transfer.keeper()),
                     ..tasks.clone()

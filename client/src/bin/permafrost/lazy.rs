@@ -63,7 +63,9 @@ impl LazyTransfer {
         listener: UnixListener,
         options: LazyOptions,
     ) -> Result<Self, Failure> {
-        let Wanted { name, turn, .. } = wanted;
+        let Wanted {
+            name, images, turn, ..
+        } = wanted;
         let request = request::Thaw {
             checkpoint: name.to_owned(),
             touched_only: options.touched_only,
@@ -72,7 +74,7 @@ impl LazyTransfer {
             deadline_ms: turn.deadline_ms(),
             reservation: turn.reservation.token()?,
         };
-        let (mut connection, keeper) = lazy_keeper::start(context)?;
+        let (mut connection, keeper) = lazy_keeper::start(context, images)?;
         interrupts.end(&connection)?;
         let waited = begin(
             context,

@@ -56,15 +56,15 @@ fn open_log(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// Starts a keeper. Returns a connection to it, which takes a Thaw as the daemon would.
-pub(crate) fn start(context: &Context) -> Result<(Connection, Child), Failure> {
+/// Starts a keeper of processes that CRIU restores from `images`. Returns a connection to it, which takes a Thaw as the daemon would.
+pub(crate) fn start(context: &Context, images: &Path) -> Result<(Connection, Child), Failure> {
     let failed =
         |error: io::Error| Failure::new(Code::Internal, format!("start a lazy keeper: {error}"));
     let (here, there) = UnixStream::pair().map_err(failed)?;
     let socket = std::path::absolute(&context.socket).map_err(failed)?;
     let mut command = Command::new(OWN_PROGRAM);
     command.arg0("permafrost").arg("--socket").arg(socket);
-    command.arg("lazy-keeper");
+    command.arg("lazy-keeper").arg(images);
     // It may outlive the command, whose output somebody waits for, and whose directory somebody unmounts.
     command.stdin(Stdio::from(OwnedFd::from(there)));
     let log = open_log(&log_path(context));
@@ -75,7 +75,7 @@ pub(crate) fn start(context: &Context) -> Result<(Connection, Child), Failure> {
 }
 
 /// Runs as a keeper, until the processes lack no pages or have ended.
-pub(crate) fn keep(context: &Context) -> Result<(), Failure> {
+pub(crate) fn keep(context: &Context, images: &Path) -> Result<(), Failure> {
     let parent = std::os::unix::process::parent_id();
     // Signals to the command's group and from its terminal are not for this process, which leads no group.
     let _ = rustix::process::setsid();
@@ -87,5 +87,5 @@ pub(crate) fn keep(context: &Context) -> Result<(), Failure> {
     let command = io::stdin().as_fd().try_clone_to_owned();
     let command = UnixStream::from(command.map_err(failed)?);
     let connect = || Connection::connect(&context.socket);
-    permafrost_lazy::keep(&command, parent, connect).map_err(failed)
+    permafrost_lazy::keep(&command, parent, images, connect).map_err(failed)
 }

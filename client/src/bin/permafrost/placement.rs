@@ -11,13 +11,12 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use permafrost_criu::restore_way::{ChosenRestoreWay, RestoreWayReason, SMALL_PART};
 use permafrost_criu::scratch::create_private;
-use permafrost_criu::{Criu, CriuRun, handover};
+use permafrost_criu::{Criu, CriuRun};
 use permafrost_protocol::control::{Exported, request};
 use permafrost_protocol::images::{Mapping, mm_name, read_mappings};
 use permafrost_terminal::context::Context;
@@ -25,31 +24,14 @@ use permafrost_terminal::failure::Failure;
 use permafrost_terminal::interrupt::Interrupts;
 use permafrost_transport::control::Connection;
 
-use crate::delivery::{self, Delivered, Delivery, Tasks, Wanted};
-use crate::lazy;
+use crate::delivery::{self, Delivered, Delivery, HeldRestore, Tasks, Wanted};
 
 /// Bytes that the images directory may have whatever the size of the checkpoint: small images, stacks, data of libraries.
 const EAGER_BYTES: u64 = 16 << 20;
 
-/// A restore that waits for its pages.
-pub(crate) struct Placement {
-    /// Socket to which CRIU and the action script connect.
-    listener: UnixListener,
-    /// The action script.
-    action: PathBuf,
-}
-
-impl Placement {
-    /// Prepares the sockets in `scratch` and in CRIU's work directory.
-    pub(crate) fn prepare(scratch: &Path, work: &Path, action: PathBuf) -> Result<Self, Failure> {
-        let listener = delivery::listen(work, lazy::SOCKET)?;
-        handover::link_placement(scratch, &work.join(lazy::SOCKET))
-            .map_err(|error| Failure::io("link a socket in", scratch, &error))?;
-        Ok(Self { listener, action })
-    }
-
+impl HeldRestore {
     /// Runs CRIU, and has the daemon place the pages. Streams instead if the images turn out not to be fit for that.
-    pub(crate) fn run(
+    pub(crate) fn place(
         self,
         context: &Context,
         interrupts: &Interrupts,
@@ -90,8 +72,7 @@ impl Placement {
         // The daemon's descriptor is the only one now: if the daemon ends, CRIU and its script are refused.
         drop(listener);
         interrupts.check()?;
-        // CRIU runs the script that is named last first: others find all memory there.
-        run.arg("--lazy-pages").arg("--action-script").arg(action);
+        HeldRestore::prepare_run(&mut run, &action);
         let finished = tasks.watch(run.start(criu)?, interrupts, context)?;
         // A CRIU that failed before it connected must not be waited for.
         connection.end_requests();

@@ -33,9 +33,8 @@ use rustix::process::{Pid, WaitOptions};
 use serde::Serialize;
 
 use crate::arguments::TurnArguments;
-use crate::delivery::{self, Delivered, Delivery, Tasks, Wanted};
+use crate::delivery::{self, Delivered, Delivery, HeldRestore, Tasks, Wanted};
 use crate::lazy::{LazyOptions, LazyReport};
-use crate::placement::Placement;
 use permafrost_terminal::action;
 use permafrost_terminal::trust::{self, Rule};
 
@@ -246,11 +245,11 @@ pub(crate) fn bring_back(
         .map_err(|failure| failure.during(format!("restore {name}")))?;
 
     let purpose = format!("restore-{}", checkpoint.job);
-    let action = action::program(arguments.action.as_deref()).ok();
+    let action = action::program(arguments.action.as_deref());
     let conditions = RestoreWayConditions {
         requested: arguments.requested_way(),
         daemon_places,
-        has_action_program: action.is_some(),
+        has_action_program: action.is_ok(),
         has_userfaultfd: permafrost_lazy::try_open().is_ok(),
         manifest: &manifest,
     };
@@ -273,15 +272,17 @@ pub(crate) fn bring_back(
     let (images, work) = (make("images")?, make("work")?);
 
     let delivery = match (chosen.way, action) {
-        (RestoreWay::Lazy, _) => {
+        (RestoreWay::Lazy, action) => {
+            let action = action.map_err(|failure| failure.during(format!("restore {name}")))?;
             let options = LazyOptions {
                 touched_only: arguments.touched_only,
                 hybrid: arguments.hybrid,
             };
-            Delivery::lazy(&work, options)?
+            let held = HeldRestore::prepare(scratch.path(), &work, action)?;
+            Delivery::Lazy(held, options)
         }
-        (RestoreWay::Place, Some(action)) => {
-            Delivery::Place(Placement::prepare(scratch.path(), &work, action)?)
+        (RestoreWay::Place, Ok(action)) => {
+            Delivery::Place(HeldRestore::prepare(scratch.path(), &work, action)?)
         }
         (RestoreWay::Stream | RestoreWay::Place, _) => Delivery::stream(&images)?,
         (RestoreWay::Directory, _) => Delivery::Directory,

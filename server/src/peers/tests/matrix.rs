@@ -182,6 +182,18 @@ fn wire_requests(name: &str, ids: &[String], sessions: &[String]) -> Vec<wire::B
                 ..Default::default()
             }));
         }
+        // Positions and checksums say of pages what they are.
+        for (proof, pages) in [(false, 0), (true, 0), (true, 8)] {
+            requests.push(wire::Body::Fetch(wire::Fetch {
+                checkpoint: id.clone(),
+                listed_as: name.to_owned(),
+                space: 1,
+                outline_only: true,
+                proof,
+                pages,
+                ..Default::default()
+            }));
+        }
     }
     requests
 }
@@ -348,6 +360,13 @@ impl Kept {
         stored.map(|(_, _, session, _)| session).collect()
     }
 
+    /// Returns the namespace of a checkpoint by its id.
+    fn namespace_of_id(&self, id: &str) -> Option<String> {
+        let listed = self.site.store.list(None).unwrap().into_iter();
+        let mut jobs = listed.filter(|record| record.id == id);
+        namespace_of(&jobs.next()?.job)
+    }
+
     /// Checks that nothing has changed in a namespace that `asker` may not change.
     fn check(&mut self, asker: &Asker, what: &str) {
         let now = self.site.stored();
@@ -487,6 +506,14 @@ fn no_request_between_hosts_reaches_into_another_namespace() {
                 );
                 if between_nodes {
                     assert_eq!(code, Some(ErrorCode::Denied), "{what}");
+                }
+                if let wire::Body::Fetch(fetch) = &body
+                    && let Some(namespace) = kept.namespace_of_id(&fetch.checkpoint)
+                    && !asker.reads(&namespace)
+                {
+                    // Also positions, checksums and proofs of them.
+                    let is_refused = matches!(code, Some(ErrorCode::Denied | ErrorCode::Invalid));
+                    assert!(is_refused, "{what}: {code:?}");
                 }
                 if let wire::Body::Dump(_) = body {
                     assert!(code.is_some(), "{what}");
