@@ -31,6 +31,9 @@ pub const VARIABLE: &str = "PERMAFROST_VERDICT";
 /// Environment variable that names the session to seal.
 pub const SESSION_VARIABLE: &str = "PERMAFROST_SESSION";
 
+/// Message of the verdict on a seal without a reply.
+const TOO_LATE: &str = "permafrostd did not answer before the freeze limit";
+
 /// Environment variable with the time at which the seal is given up, a [`SealBy`].
 pub const SEAL_BY_VARIABLE: &str = "PERMAFROST_SEAL_BY";
 
@@ -169,9 +172,16 @@ impl Verdict {
     pub fn too_late() -> Self {
         Self::Refused {
             code: UNREACHABLE,
-            message: "permafrostd did not answer before the freeze limit".to_owned(),
+            message: TOO_LATE.to_owned(),
             hint: String::new(),
         }
+    }
+
+    /// Returns true if it is that of [`Self::too_late`]: the script keeps the freeze limit by itself, and is at times
+    /// ahead of the guard.
+    #[must_use]
+    pub fn is_too_late(&self) -> bool {
+        matches!(self, Self::Refused { code, message, .. } if *code == UNREACHABLE && message == TOO_LATE)
     }
 }
 

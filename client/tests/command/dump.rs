@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use permafrost_criu::origin::{self, ProcessStat};
-use permafrost_criu::verdict::SealBy;
+use permafrost_criu::verdict::{SealBy, Verdict};
 use permafrost_protocol::control::{
     Done, ErrorCode, ServerStatus, SessionOpened, SessionStatus, reply, request,
 };
@@ -190,6 +190,29 @@ fn the_session_is_named_beside_the_images_too() {
     let modes = fs::read_to_string(daemon.path().join("modes")).unwrap();
     assert_eq!(modes, format!("600 {}\n600 0\n", named.len()));
     assert!(!names(&daemon).contains(&"seal"), "{:?}", names(&daemon));
+}
+
+/// The script keeps the freeze limit by itself. CRIU may have rolled back by the time at which its guard would say so.
+#[test]
+fn a_limit_at_which_the_script_gave_up_first_is_told_and_counted() {
+    let (daemon, _pages) = for_dumps(None, sealed());
+    daemon.criu("\"${PERMAFROST_ACTION}\" \"$images\"\nexit 1");
+    daemon.script("action", "cp @HERE@/late \"$PERMAFROST_VERDICT\"");
+    fs::write(daemon.path().join("late"), Verdict::too_late().encode()).unwrap();
+    let victim = Victim::start();
+    let output = daemon.run(&["--json", "dump", "--pid", &victim.pid(), "--job", "train"]);
+    assert_exit(&output, 10);
+    let error = &json(&output.stderr)["error"];
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("within the freeze limit of"), "{error}");
+    let counted = daemon
+        .requests()
+        .into_iter()
+        .filter(|(request, _)| {
+            matches!(request, request::Body::Abort(abort) if abort.freeze_limit_reached)
+        })
+        .count();
+    assert_eq!(counted, 1);
 }
 
 #[test]

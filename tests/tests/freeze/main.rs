@@ -222,11 +222,13 @@ fn hang(cells: CellsOf, phases: &[Phase]) {
     // Clients that lived until their limit have said so before they ended, and the daemon reads it now.
     let told = all.iter().filter(|cell| cell.job.starts_with("hung"));
     let told = told.filter(|cell| cell.phase != Phase::Sealed).count();
-    wait_for("the count of limits", PATIENCE, || {
-        let counted = daemon.counter("permafrost_freeze_limits_reached_total")?;
-        Ok((counted == told as u64).then_some(()))
-    })
-    .unwrap();
+    let counted = || daemon.counter("permafrost_freeze_limits_reached_total");
+    let all_counted = wait_for("the count of limits", PATIENCE, || {
+        Ok((counted()? == told as u64).then_some(()))
+    });
+    if all_counted.is_err() {
+        panic!("{} of {told} limits counted", counted().unwrap());
+    }
     for cell in &all {
         if cell.phase != Phase::Sealed {
             // The daemon reads what was asked while it was stopped, and seals nothing of it.

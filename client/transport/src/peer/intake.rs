@@ -25,7 +25,7 @@ use super::{PeerError, PeerOptions, ReceivedFrame, code, decode};
 const MAX_SESSIONS: usize = 1024;
 
 /// Bytes of frames from which on the handler is woken while more come.
-const TOLD_BYTES: usize = 256 << 10;
+const WAKE_BYTES: usize = 256 << 10;
 
 /// Most dumps of one peer that are kept.
 const MAX_OF_PEER: usize = MAX_SESSIONS / 4;
@@ -272,39 +272,42 @@ impl Sessions {
 }
 
 /// Wakes the handler for many small frames at once: to wake a thread for each takes longer than to store it.
-struct Telling<'a> {
+struct HandlerWaker<'a> {
     session: &'a Session,
     /// Bytes of the frames that the handler was not woken for, headers included.
-    untold: usize,
+    unseen_bytes: usize,
 }
 
-impl<'a> Telling<'a> {
+impl<'a> HandlerWaker<'a> {
     fn new(session: &'a Session) -> Self {
-        Self { session, untold: 0 }
+        Self {
+            session,
+            unseen_bytes: 0,
+        }
     }
 
     /// Counts a frame, with `payload_bytes`, that is in the queue now.
     fn came(&mut self, payload_bytes: usize) {
-        self.untold += HEADER_BYTES + payload_bytes;
-        if self.untold >= TOLD_BYTES {
-            self.tell();
+        self.unseen_bytes += HEADER_BYTES + payload_bytes;
+        if self.unseen_bytes >= WAKE_BYTES {
+            self.wake();
         }
     }
 
     /// Wakes the handler, if there is something for it.
-    fn tell(&mut self) {
-        if std::mem::take(&mut self.untold) > 0 {
+    fn wake(&mut self) {
+        if std::mem::take(&mut self.unseen_bytes) > 0 {
             self.session.changed.notify_all();
         }
     }
 
     /// Completes `next`. The handler is woken before it is waited for.
-    async fn before<T>(&mut self, next: impl Future<Output = T>) -> T {
+    async fn wake_before<T>(&mut self, next: impl Future<Output = T>) -> T {
         let mut next = std::pin::pin!(next);
         std::future::poll_fn(|context| {
             let polled = next.as_mut().poll(context);
             if polled.is_pending() {
-                self.tell();
+                self.wake();
             }
             polled
         })
@@ -312,9 +315,9 @@ impl<'a> Telling<'a> {
     }
 }
 
-impl Drop for Telling<'_> {
+impl Drop for HandlerWaker<'_> {
     fn drop(&mut self) {
-        self.tell();
+        self.wake();
     }
 }
 
@@ -402,22 +405,24 @@ impl Conversation<'_> {
             tracing::warn!(event = "peer-dump-refused", peer = node, %error, "dump refused");
             PeerError::conversation(node, error)
         };
-        let mut told = Telling::new(session);
+        let mut waker = HandlerWaker::new(session);
         while session.lock().server.wants_frames() {
-            let Some(bytes) = told.before(bulk.array(node, timeout)).await? else {
+            let Some(bytes) = waker.wake_before(bulk.array(node, timeout)).await? else {
                 return Err(PeerError::ended(node, "frames", 0));
             };
             let header = session.lock().server.header(self.number, &bytes);
             let header = header.map_err(refused)?;
             let length = usize::try_from(header.payload_bytes).unwrap_or(usize::MAX);
-            let payload = told.before(bulk.payload(node, length, timeout)).await?;
+            let payload = waker
+                .wake_before(bulk.payload(node, length, timeout))
+                .await?;
             // Here a slow handler slows its sender down: nothing is read, the windows fill.
             while !session.lock().server.may_take() {
-                told.tell();
+                waker.wake();
                 drop(news.changed().await);
             }
             let acknowledges = session.lock().server.taken(self.number, payload);
-            told.came(length);
+            waker.came(length);
             if acknowledges.map_err(refused)? {
                 session.news.send_replace(());
             }

@@ -79,7 +79,11 @@ impl Plan<'_> {
                 );
                 Err(failure)
             }
-            (false, _) if finished.limit_reached && !interrupts.came() => {
+            (false, verdict)
+                if (finished.limit_reached
+                    || verdict.as_ref().is_some_and(Verdict::is_too_late))
+                    && !interrupts.came() =>
+            {
                 tell_limit_reached(connection, opened);
                 Err(self.rolled_back(self.limit_reached()))
             }
