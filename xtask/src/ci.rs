@@ -381,12 +381,11 @@ fn pass_on(from: impl Read, mut say: impl FnMut(&str)) -> Count {
             say(&line);
             continue;
         }
-        if !is_begin {
-            together.push('\n');
-        }
-        together.push_str(&line);
+        together += &line;
         if is_end {
             say(&std::mem::take(&mut together));
+        } else {
+            together.push('\n');
         }
     }
     if !together.is_empty() {

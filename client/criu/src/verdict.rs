@@ -31,9 +31,6 @@ pub const VARIABLE: &str = "PERMAFROST_VERDICT";
 /// Environment variable that names the session to seal.
 pub const SESSION_VARIABLE: &str = "PERMAFROST_SESSION";
 
-/// Message of the verdict on a seal without a reply.
-const TOO_LATE: &str = "permafrostd did not answer before the freeze limit";
-
 /// Environment variable with the time at which the seal is given up, a [`SealBy`].
 pub const SEAL_BY_VARIABLE: &str = "PERMAFROST_SEAL_BY";
 
@@ -172,7 +169,7 @@ impl Verdict {
     pub fn too_late() -> Self {
         Self::Refused {
             code: UNREACHABLE,
-            message: TOO_LATE.to_owned(),
+            message: "permafrostd did not answer before the freeze limit".to_owned(),
             hint: String::new(),
         }
     }
@@ -181,7 +178,7 @@ impl Verdict {
     /// ahead of the guard.
     #[must_use]
     pub fn is_too_late(&self) -> bool {
-        matches!(self, Self::Refused { code, message, .. } if *code == UNREACHABLE && message == TOO_LATE)
+        *self == Self::too_late()
     }
 }
 

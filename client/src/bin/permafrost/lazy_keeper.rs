@@ -56,7 +56,8 @@ fn open_log(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// Starts a keeper of processes that CRIU restores from `images`. Returns a connection to it, which takes a Thaw as the daemon would.
+/// Starts a keeper of processes that CRIU restores from `images`. Returns a connection to it, which takes a Thaw as the
+/// daemon would.
 pub(crate) fn start(context: &Context, images: &Path) -> Result<(Connection, Child), Failure> {
     let failed =
         |error: io::Error| Failure::new(Code::Internal, format!("start a lazy keeper: {error}"));

@@ -24,11 +24,11 @@ use super::{PeerError, PeerOptions, ReceivedFrame, code, decode};
 /// Most dumps that are kept, including those that are over but whose last reply may have to be repeated.
 const MAX_SESSIONS: usize = 1024;
 
-/// Bytes of frames from which on the handler is woken while more come.
-const WAKE_BYTES: usize = 256 << 10;
-
 /// Most dumps of one peer that are kept.
 const MAX_OF_PEER: usize = MAX_SESSIONS / 4;
+
+/// Bytes of frames from which on the handler is woken while more come.
+const WAKE_BYTES: usize = 256 << 10;
 
 /// Source of the frames of a dump, in order and each once, for a blocking handler.
 pub trait FrameSource: Send {
