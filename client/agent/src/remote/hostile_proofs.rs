@@ -133,20 +133,25 @@ impl Node {
         }
     }
 
-    fn own_part(&self) -> Part {
-        let Self::Block {
-            level,
-            first_index,
-            slots,
-        } = self
-        else {
-            unreachable!("pages are in blocks");
-        };
-        let mut block = Block::at(*first_index);
-        for (part, slot) in block.slots.iter_mut().zip(slots.iter()) {
-            *part = slot.as_ref().map(|node| node.part(*level));
+    /// Returns the level, the first index and the slots of a block.
+    fn block(&self) -> (u8, u64, &[Option<Node>; SLOTS as usize]) {
+        match self {
+            Self::Block {
+                level,
+                first_index,
+                slots,
+            } => (*level, *first_index, slots),
+            Self::Page(_) => unreachable!("pages are in blocks"),
         }
-        block.part(*level).unwrap()
+    }
+
+    fn own_part(&self) -> Part {
+        let (level, first_index, slots) = self.block();
+        let mut block = Block::at(first_index);
+        for (part, slot) in block.slots.iter_mut().zip(slots.iter()) {
+            *part = slot.as_ref().map(|node| node.part(level));
+        }
+        block.part(level).unwrap()
     }
 }
 
@@ -184,20 +189,13 @@ impl Liar<'_> {
         shown: Option<&Range<u64>>,
         to: &mut ProofEncoder,
     ) {
-        let Node::Block {
-            level,
-            first_index,
-            slots,
-        } = node
-        else {
-            unreachable!("pages are in blocks");
-        };
-        self.last = (*level, *first_index);
-        let first = self.lie_of_index(*first_index, *level);
+        let (level, first_index, slots) = node.block();
+        self.last = (level, first_index);
+        let first = self.lie_of_index(first_index, level);
         let mut bitmap = slots.iter().zip(0..).fold(0_u8, |bits, (slot, at)| {
             bits | u8::from(slot.is_some()) << at
         });
-        if *level == 0 {
+        if level == 0 {
             let mut pages = std::array::from_fn(|at| match &slots[at] {
                 Some(Node::Page(page)) => Some(*page),
                 _ => None,
@@ -224,33 +222,26 @@ impl Liar<'_> {
         let mut unplaced = unplaced;
         for (slot, at) in slots.iter().zip(0..) {
             let Some(child) = slot else { continue };
-            let slot_first = first_index + at * span_pages(*level);
-            let within = slot_first..slot_first + span_pages(*level);
+            let slot_first = first_index + at * span_pages(level);
+            let within = slot_first..slot_first + span_pages(level);
             let places = std::mem::take(&mut unplaced);
-            self.encode_slot(child, (*level, &within), places, shown, to);
+            self.encode_slot(child, (level, &within), places, shown, to);
         }
     }
 
     /// Encodes a block of blocks at another place, and shows nothing of it, as its digest is not over its index.
     fn move_away(&mut self, node: &Node, full: bool, to: &mut ProofEncoder) {
-        let Node::Block {
-            level,
-            first_index,
-            slots,
-        } = node
-        else {
-            unreachable!("pages are in blocks");
-        };
+        let (level, first_index, slots) = node.block();
         let span = span_pages(level + 1);
         let slots = (0_u8..).zip(slots.iter());
         let slots = slots.filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
         let bitmap = slots.clone().fold(0, |bits, (at, _)| bits | 1 << at);
         // Within the slot of the block above, if it is only a bit larger.
         let moved = first_index ^ span.wrapping_mul(1 + self.random.below(7));
-        to.block(*level, moved, bitmap);
+        to.block(level, moved, bitmap);
         for (at, child) in slots {
-            let first = first_index + u64::from(at) * span_pages(*level);
-            let digest = child.part(*level).digest(*level, first);
+            let first = first_index + u64::from(at) * span_pages(level);
+            let digest = child.part(level).digest(level, first);
             match full {
                 true => to.full(&digest),
                 false => to.hidden(&digest),
