@@ -30,18 +30,17 @@ pub(super) struct LazyMemory {
 }
 
 impl LazyMemory {
-    /// Returns the pages that a pagemap lists as lazy, and the mappings that they are in.
-    pub(super) fn new(mut mappings: Vec<Mapping>, pagemap: &Pagemap) -> Self {
-        mappings.sort_unstable_by_key(|mapping| mapping.start);
+    /// Returns the pages that a pagemap lists as lazy, and the mappings that they are in. `mappings` are ascending.
+    pub(super) fn new(mappings: &[Mapping], pagemap: &Pagemap) -> Self {
         let mut memory = Self::default();
         for entry in &pagemap.entries {
             if entry.flags & PE_LAZY == 0 {
                 continue;
             }
             let end = entry.vaddr + entry.nr_pages * PAGE_BYTES;
-            for range in within(&mappings, entry.vaddr, end) {
+            for range in within(mappings, entry.vaddr, end) {
                 memory.missing.insert(range);
-                memory.add_mapping(&mappings, range.start..range.end);
+                memory.add_mapping(mappings, range.start..range.end);
             }
         }
         memory
@@ -61,7 +60,7 @@ impl LazyMemory {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(failed(error)),
         };
-        Ok(Self::new(mappings, &Pagemap::read(&pagemap)?))
+        Ok(Self::new(&mappings, &Pagemap::read(&pagemap)?))
     }
 
     /// Adds the mapping with these pages; only the pages if no mapping is known. A part of a mapping that were registered
@@ -191,13 +190,13 @@ mod tests {
             ],
             pages_id: 1,
         };
-        let mappings = vec![
-            mapping(0x8000, 0x9000),
+        let mappings = [
             mapping(0x1000, 0x4000),
             mapping(0x4000, 0x6000),
             mapping(0x6000, 0x8000),
+            mapping(0x8000, 0x9000),
         ];
-        let memory = LazyMemory::new(mappings, &pagemap);
+        let memory = LazyMemory::new(&mappings, &pagemap);
         let whole = [
             0x1000..0x4000,
             0x4000..0x6000,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use permafrost_protocol::PAGE_BYTES;
-use permafrost_protocol::images::{Mapping, Pagemap, mm_name, read_mappings};
+use permafrost_protocol::images::Pagemap;
 use permafrost_protocol::manifest::SpaceType;
 use permafrost_userfault::{FaultEvent, Userfault};
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -17,7 +17,7 @@ use super::missing::{MissingRange, MissingRanges};
 use super::placing::Chunk;
 use super::registering::{self, LazyMemory};
 use super::{LazyBrought, LazyError, LazyFailure, LazyOrder, TouchedPage, TouchedPages};
-use permafrost_criu::source::{LazySource, ReadError};
+use permafrost_criu::source::{LazySource, ReadError, mappings};
 
 /// Number of a task, unique in a restore.
 pub(super) type TaskId = u64;
@@ -47,7 +47,7 @@ pub(super) struct Task {
 }
 
 impl Task {
-    /// Returns the process that CRIU calls `pid`, with all pages missing that its pagemap lists as lazy.
+    /// Returns the process that CRIU calls `pid`, with all of its lazy pages missing.
     pub(super) fn new(
         source: &dyn LazySource,
         pid: i32,
@@ -60,8 +60,13 @@ impl Task {
             space.space_type() == SpaceType::Process && space.id == u64::from(pid)
         });
         let place = place.ok_or_else(unknown)?;
-        let pagemap = Pagemap::read(&source.pagemap(place).map_err(LazyError::Source)?)?;
-        let memory = LazyMemory::new(mappings(source, pid)?, &pagemap);
+        let mut pagemap = Pagemap::read(&source.pagemap(place).map_err(LazyError::Source)?)?;
+        let mappings = mappings(source, pid).map_err(|error| match error {
+            ReadError::Source(error) => LazyError::Source(error),
+            ReadError::Taker(error) => LazyError::Image(error),
+        })?;
+        pagemap.mark_lazy(&mappings);
+        let memory = LazyMemory::new(&mappings, &pagemap);
         Ok(Self {
             pid,
             place,
@@ -85,25 +90,6 @@ impl Task {
         self.unmapped = Some((at, since));
         at == address && since.elapsed() >= UNMAPPED_LIMIT
     }
-}
-
-/// Reads the mappings of a process.
-fn mappings(source: &dyn LazySource, pid: u32) -> Result<Vec<Mapping>, LazyError> {
-    let name = mm_name(pid);
-    let images = &source.manifest().images;
-    let Some(place) = images.iter().position(|image| image.name == name) else {
-        return Ok(Vec::new());
-    };
-    let mut bytes = Vec::new();
-    let read = source.small(place, &mut |part| {
-        bytes.extend_from_slice(part);
-        Ok(())
-    });
-    read.map_err(|error| match error {
-        ReadError::Source(error) => LazyError::Source(error),
-        ReadError::Taker(error) => LazyError::io("read the mappings")(error),
-    })?;
-    Ok(read_mappings(&bytes)?)
 }
 
 /// State of a lazy restore, under one lock.

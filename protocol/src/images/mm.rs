@@ -81,6 +81,19 @@ impl Mapping {
         self.status & (1 << 15) != 0
     }
 
+    /// Returns true if CRIU restores the mapping without its pages when they come later (`vma_entry_can_be_lazy` in
+    /// `criu/include/vma.h`): private anonymous memory that is not locked and has no huge pages of its own.
+    #[must_use]
+    pub const fn can_be_lazy(&self) -> bool {
+        /// MAP_PRIVATE and MAP_ANONYMOUS.
+        const NEEDED: u32 = 0x2 | 0x20;
+        /// MAP_LOCKED and MAP_HUGETLB.
+        const EXCLUDED: u32 = 0x2000 | 0x4_0000;
+        /// Vsyscall, vDSO and its data, which are the kernel's.
+        const KERNEL: u32 = 1 << 2 | 1 << 3 | 1 << 12;
+        self.flags & NEEDED == NEEDED && self.flags & EXCLUDED == 0 && self.status & KERNEL == 0
+    }
+
     /// Returns the permissions as `/proc/PID/maps` writes them.
     #[must_use]
     pub fn permissions(&self) -> String {
@@ -113,12 +126,19 @@ impl Mapping {
     }
 }
 
-/// Reads the mappings of `mm-N.img`, in the order of the image. Empty before CRIU 1.6, which kept them elsewhere.
+/// Reads the mappings of `mm-N.img`, ascending. Empty before CRIU 1.6, which kept them elsewhere.
+///
+/// Guards (MADV_GUARD_INSTALL) are left out: CRIU 4.2 lists them behind the mappings that they are in
+/// (`VMA_AREA_GUARD` in `criu/include/image.h`).
 ///
 /// # Errors
 /// The image is damaged.
 pub fn read_mappings(bytes: &[u8]) -> Result<Vec<Mapping>, ImageError> {
-    Ok(read_record(bytes)?.mappings)
+    const GUARD: u32 = 1 << 16;
+    let mut mappings = read_record(bytes)?.mappings;
+    mappings.retain(|mapping| mapping.status & GUARD == 0);
+    mappings.sort_by_key(|mapping| mapping.start);
+    Ok(mappings)
 }
 
 /// Reads the number of the program's file in `files.img`.
@@ -151,6 +171,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn private_anonymous_memory_can_be_lazy() {
+        let can_be_lazy = |flags, status| {
+            let mapping = Mapping {
+                flags,
+                status,
+                ..Mapping::default()
+            };
+            mapping.can_be_lazy()
+        };
+        // A heap, a stack, and what mmap gives.
+        for (flags, status) in [(0x22, 1 << 9 | 1 << 5 | 1), (0x122, 1 << 9 | 1), (0x22, 1)] {
+            assert!(can_be_lazy(flags, status), "{flags:#x} {status:#x}");
+        }
+        // A private and a shared file, shared memory, locked memory, huge pages, the vDSO.
+        for (flags, status) in [
+            (0x2, 1 << 6 | 1),
+            (0x1, 1 << 7 | 1),
+            (0x21, 1 << 8 | 1),
+            (0x2022, 1 << 9 | 1),
+            (0x4_0022, 1 << 9 | 1),
+            (0x22, 1 << 3 | 1 << 9 | 1),
+        ] {
+            assert!(!can_be_lazy(flags, status), "{flags:#x} {status:#x}");
+        }
+    }
+
+    #[test]
     fn mappings_round_trip_and_damage_is_an_error() {
         let mappings =
             [(0x1000, 0x3000), (0x7f00_0000_0000, 0x7f00_0000_1000)].map(|(start, end)| Mapping {
@@ -164,5 +211,13 @@ mod tests {
         for len in 0..bytes.len() {
             assert!(read_mappings(&bytes[..len]).is_err(), "{len}");
         }
+        let guard = Mapping {
+            start: 0x1000,
+            end: 0x2000,
+            status: 1 << 16,
+            ..Mapping::default()
+        };
+        let bytes = write_mappings(&[mappings[1], mappings[0], guard]);
+        assert_eq!(read_mappings(&bytes).unwrap(), mappings);
     }
 }

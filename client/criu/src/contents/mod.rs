@@ -378,8 +378,7 @@ impl<'a, S: CheckpointSource> Images<'a, S> {
                     .collect();
                 open.sort_by_key(|file| file.descriptor);
                 let mm = mm_name(pid);
-                let mut mappings = self.decoded(&mm, read_mappings)?.unwrap_or_default();
-                mappings.sort_by_key(|mapping| mapping.start);
+                let mappings = self.decoded(&mm, read_mappings)?.unwrap_or_default();
                 check(&mm, &mappings)?;
                 let executable = self.decoded(&mm, read_executable)?;
                 let contents = ProcessContents {

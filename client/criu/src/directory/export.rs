@@ -7,13 +7,15 @@ use std::os::unix::fs::FileExt;
 
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control::{self, request};
-use permafrost_protocol::images::{Pagemap, PagemapEntry, PagemapWriter, pagemap_name, pages_name};
+use permafrost_protocol::images::{
+    ImageError, Pagemap, PagemapEntry, PagemapWriter, mm_name, pagemap_name, pages_name,
+};
 use permafrost_protocol::manifest::{AddressSpace, SpaceType};
 use permafrost_protocol::pageserver::{PE_LAZY, SpaceId};
 
 use super::{DirectoryError, ImagesDir};
 use crate::ProgressReceiver;
-use crate::source::{CheckpointSource, PageRun, PagesOut, ReadError};
+use crate::source::{CheckpointSource, PageRun, PagesOut, ReadError, mappings};
 
 /// A pages file under construction.
 pub struct PagesFile {
@@ -171,10 +173,19 @@ impl<S: CheckpointSource<Error: From<DirectoryError>>> Export<'_, S> {
     fn without_lazy_pages(&mut self, place: usize) -> Result<(), S::Error> {
         let space = &self.source.manifest().spaces[place];
         let (pagemap_name, pages_name) = names(space);
+        let invalid = |name: &str, error: ImageError| DirectoryError::Invalid {
+            message: format!("{name}: {error}"),
+        };
         let pagemap = Pagemap::read(&self.source.pagemap(place)?);
-        let pagemap = pagemap.map_err(|error| DirectoryError::Invalid {
-            message: format!("{pagemap_name}: {error}"),
-        })?;
+        let mut pagemap = pagemap.map_err(|error| invalid(&pagemap_name, error))?;
+        let mappings = match u32::try_from(space.id) {
+            Ok(pid) => mappings(self.source, pid).map_err(|error| match error {
+                ReadError::Source(error) => error,
+                ReadError::Taker(error) => invalid(&mm_name(pid), error).into(),
+            })?,
+            Err(_) => Vec::new(),
+        };
+        pagemap.mark_lazy(&mappings);
         let mut pages = PagesFile {
             file: self.create(&pages_name)?,
             at: 0,
