@@ -18,6 +18,7 @@ pub mod promtool;
 pub mod random;
 pub mod runc;
 pub mod s3;
+pub mod script;
 pub mod slurm;
 pub mod status;
 pub mod workload;

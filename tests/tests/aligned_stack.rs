@@ -4,12 +4,13 @@
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use permafrost_tests::criu;
 use permafrost_tests::daemon::{Daemon, Options};
 use permafrost_tests::process;
+use permafrost_tests::script::Script;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -35,53 +36,27 @@ rename("$dir/part", "$dir/memory") or die "rename: $!";
 sleep 1 while 1;
 "#;
 
-/// Task, before and after its restore. It is killed when dropped.
-struct Task(Child);
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        process::kill(&[self.0.id()]);
-    }
+/// Starts the task below an environment that is longer by `padding` bytes. Its stack has the same address each time.
+fn start(dir: &Path, padding: u64) -> Script {
+    let _ = fs::remove_file(dir.join("ready"));
+    let mut perl = Command::new("setsid");
+    perl.args(["setarch", "--addr-no-randomize", "perl"]);
+    perl.env_clear().env("PATH", "/usr/bin:/bin");
+    perl.env("PADDING", "x".repeat(usize::try_from(padding).unwrap()));
+    Script::start(dir, TASK, &mut perl, &[]).unwrap()
 }
 
-impl Task {
-    /// Starts the task below an environment that is longer by `padding` bytes, and waits until it sleeps. Its stack has
-    /// the same address each time.
-    fn start(dir: &Path, padding: u64) -> Self {
-        let _ = fs::remove_file(dir.join("ready"));
-        let mut command = Command::new("setsid");
-        command.args(["setarch", "--addr-no-randomize", "perl"]);
-        command.arg(dir.join("task.pl")).arg(dir);
-        command.env_clear().env("PATH", "/usr/bin:/bin");
-        command.env("PADDING", "x".repeat(usize::try_from(padding).unwrap()));
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        let said = File::create(dir.join("said")).unwrap();
-        let task = Self(command.stderr(said).current_dir(dir).spawn().unwrap());
-        wait_for(dir, "ready");
-        task
-    }
-
-    /// Returns the stack pointer in the system call in which the task waits.
-    fn stack_pointer(&self) -> u64 {
-        let path = format!("/proc/{}/syscall", self.0.id());
-        process::wait_for("the task to wait", LIMIT, || {
-            // "running", or: number, six arguments, stack pointer, instruction pointer.
-            let line = fs::read_to_string(&path)?;
-            let pointer = line.split_whitespace().nth(7);
-            let pointer = pointer.and_then(|word| word.strip_prefix("0x"));
-            Ok(pointer.map(|digits| u64::from_str_radix(digits, 16).unwrap()))
-        })
-        .unwrap()
-    }
-}
-
-/// Waits until a file of the task is there.
-fn wait_for(dir: &Path, name: &str) {
-    let waited = process::wait_for(name, LIMIT, || Ok(dir.join(name).exists().then_some(())));
-    if let Err(error) = waited {
-        let said = fs::read_to_string(dir.join("said")).unwrap_or_default();
-        panic!("{error:#}; the task said: {said}");
-    }
+/// Returns the stack pointer in the system call in which a process waits.
+fn stack_pointer(pid: u32) -> u64 {
+    let path = format!("/proc/{pid}/syscall");
+    process::wait_for("the task to wait", LIMIT, || {
+        // "running", or: number, six arguments, stack pointer, instruction pointer.
+        let line = fs::read_to_string(&path)?;
+        let pointer = line.split_whitespace().nth(7);
+        let pointer = pointer.and_then(|word| word.strip_prefix("0x"));
+        Ok(pointer.map(|digits| u64::from_str_radix(digits, 16).unwrap()))
+    })
+    .unwrap()
 }
 
 #[test]
@@ -98,22 +73,20 @@ fn a_process_with_an_aligned_stack_pointer_is_restored_lazily() {
     let mut random = File::open("/dev/urandom").unwrap();
     random.read_exact(&mut pattern).unwrap();
     fs::write(dir.join("pattern"), &pattern).unwrap();
-    fs::write(dir.join("task.pl"), TASK).unwrap();
 
-    let first = Task::start(dir, 0);
-    let padding = first.stack_pointer() % PAGE;
+    let first = start(dir, 0);
+    let padding = stack_pointer(first.pid()) % PAGE;
     drop(first);
-    let task = Task::start(dir, padding);
-    assert_eq!(task.stack_pointer() % PAGE, 0);
-    let pid = task.0.id().to_string();
+    let mut task = start(dir, padding);
+    assert_eq!(stack_pointer(task.pid()) % PAGE, 0);
+    let pid = task.pid().to_string();
     daemon.run(&["dump", "--job", "a", "--pid", &pid]).unwrap();
-    drop(task);
+    task.wait_until_gone().unwrap();
 
     let restored = daemon.json(&["restore", "a", "--lazy"]).unwrap();
     let lazy = restored["lazy"]["bytes"].as_u64().unwrap();
     assert!(lazy >= LEN as u64, "{restored}");
     fs::write(dir.join("go"), []).unwrap();
-    wait_for(dir, "memory");
+    task.wait_for("memory").unwrap();
     assert!(fs::read(dir.join("memory")).unwrap() == pattern);
-    process::kill(&[pid.parse().unwrap()]);
 }

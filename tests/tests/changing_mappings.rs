@@ -3,15 +3,12 @@
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::process::{Command, Stdio};
 
 use permafrost_tests::criu;
 use permafrost_tests::daemon::{Daemon, Options};
 use permafrost_tests::process;
-
-const LIMIT: Duration = Duration::from_secs(60);
+use permafrost_tests::script::Script;
 
 /// Bytes of the task's memory, and of a part that it changes as a whole.
 const LEN: usize = 192 << 20;
@@ -65,34 +62,6 @@ rename("$dir/memory.new", "$dir/memory") or die "rename: $!";
 sleep 1 while 1;
 "#;
 
-/// Task, before and after its restore. It is killed when dropped.
-struct Task(Child);
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        process::kill(&[self.0.id()]);
-    }
-}
-
-fn start(dir: &Path) -> Task {
-    fs::write(dir.join("task.pl"), TASK).unwrap();
-    let mut command = Command::new("setsid");
-    command.args(["perl", "task.pl"]).arg(dir);
-    command.args([LEN.to_string(), PART.to_string()]);
-    command.stdin(Stdio::null()).stdout(Stdio::null());
-    let said = File::create(dir.join("said")).unwrap();
-    Task(command.stderr(said).current_dir(dir).spawn().unwrap())
-}
-
-/// Waits until a file of the task is there.
-fn wait_for(dir: &Path, name: &str) {
-    let waited = process::wait_for(name, LIMIT, || Ok(dir.join(name).exists().then_some(())));
-    if let Err(error) = waited {
-        let said = fs::read_to_string(dir.join("said")).unwrap_or_default();
-        panic!("{error:#}; the task said: {said}");
-    }
-}
-
 /// Returns a part of the memory as it must be after the change.
 fn expected(part: usize, was: &[u8]) -> Vec<u8> {
     match part % 5 {
@@ -124,12 +93,14 @@ fn memory_is_what_it_was_wherever_it_went_meanwhile() {
     let mut random = File::open("/dev/urandom").unwrap();
     random.read_exact(&mut pattern).unwrap();
     fs::write(work.path().join("pattern"), &pattern).unwrap();
-    let task = start(work.path());
-    wait_for(work.path(), "ready");
-    let pid = task.0.id().to_string();
+    let mut perl = Command::new("setsid");
+    perl.arg("perl");
+    let lengths = [LEN as u64, PART as u64];
+    let mut task = Script::start(work.path(), TASK, &mut perl, &lengths).unwrap();
+    let pid = task.pid().to_string();
     let dumped = ["dump", "--job", "a", "--pid", &pid];
     daemon.run(&dumped).unwrap();
-    drop(task);
+    task.wait_until_gone().unwrap();
     fs::write(work.path().join("go"), []).unwrap();
     for option in ["--lazy", "--hybrid", "--touched-only"] {
         let _ = fs::remove_file(work.path().join("memory"));
@@ -137,7 +108,7 @@ fn memory_is_what_it_was_wherever_it_went_meanwhile() {
         restore.args(["restore", "a", option]);
         restore.stdout(Stdio::null()).stderr(Stdio::piped());
         let restore = restore.spawn().unwrap();
-        wait_for(work.path(), "memory");
+        task.wait_for("memory").unwrap();
         let memory = fs::read(work.path().join("memory")).unwrap();
         let children = File::open(work.path().join("children")).unwrap();
         for (part, was) in pattern.chunks(PART).enumerate() {

@@ -9,14 +9,15 @@ use std::io::Read as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use permafrost_protocol::control::request;
 use permafrost_tests::criu::{self, Criu};
 use permafrost_tests::daemon::{Daemon, Options};
 use permafrost_tests::process;
+use permafrost_tests::script::Script;
 use permafrost_transport::control::Connection;
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -76,7 +77,6 @@ impl Site {
         let mut random = File::open("/dev/urandom").unwrap();
         random.read_exact(&mut pattern).unwrap();
         fs::write(work.path().join("pattern"), pattern).unwrap();
-        fs::write(work.path().join("task.pl"), TASK).unwrap();
         let criu = work.path().join("criu");
         let text = format!(
             "#!/bin/sh\n[ \"$1\" = restore ] || exec {path} \"$@\"\nexec setarch -R {path} \"$@\" -v4 -o {log}\n",
@@ -93,24 +93,18 @@ impl Site {
     }
 
     /// Starts a task with its memory at an address, and dumps it as job `a`.
-    fn dump_task_at(&self, address: u64) -> Task {
+    fn dump_task_at(&self, address: u64) -> Script {
         for name in ["ready", "go", "memory", "restore.log"] {
             let _ = fs::remove_file(self.path(name));
         }
-        let mut task = Task::start(self.work.path(), address);
-        process::wait_for("the task's memory", LIMIT, || {
-            if let Some(status) = task.child.try_wait()? {
-                let said = fs::read_to_string(self.path("said")).unwrap_or_default();
-                anyhow::bail!("the task has ended: {status}\n{said}");
-            }
-            Ok(self.path("ready").exists().then_some(()))
-        })
-        .unwrap();
-        let pid = task.child.id().to_string();
+        let mut perl = Command::new("setsid");
+        perl.args(["setarch", "-R", "perl"]);
+        let mut task = Script::start(self.work.path(), TASK, &mut perl, &[address, LEN]).unwrap();
+        let pid = task.pid().to_string();
         self.daemon
             .run(&["dump", "--job", "a", "--pid", &pid])
             .unwrap();
-        task.child.wait().unwrap();
+        task.wait_until_gone().unwrap();
         task
     }
 
@@ -182,30 +176,6 @@ impl Site {
         let was = fs::read(self.path("pattern")).unwrap();
         let equal = is.iter().zip(&was).filter(|(is, was)| is == was);
         assert_eq!(equal.count() as u64, LEN);
-    }
-}
-
-/// A task, dumped and restored. It is killed when dropped.
-struct Task {
-    child: Child,
-}
-
-impl Task {
-    fn start(dir: &Path, address: u64) -> Self {
-        let said = File::create(dir.join("said")).unwrap();
-        let mut command = Command::new("setsid");
-        command.args(["setarch", "-R", "perl"]);
-        command.arg(dir.join("task.pl")).arg(dir);
-        command.args([address.to_string(), LEN.to_string()]);
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        let child = command.stderr(said).current_dir("/").spawn().unwrap();
-        Self { child }
-    }
-}
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        process::kill(&[self.child.id()]);
     }
 }
 

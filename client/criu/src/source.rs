@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::io::{self, Write as _};
 
-use permafrost_protocol::images::{ImageError, Mapping, mm_name, read_mappings};
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::{PAGE_BYTES, control};
 
@@ -77,30 +76,24 @@ pub trait LazySource: CheckpointSource<Error = control::Error> + Sync {}
 
 impl<S: CheckpointSource<Error = control::Error> + Sync> LazySource for S {}
 
-/// Reads the mappings of the process that had `pid` in its namespace, ascending. Empty if the checkpoint does not have
-/// them: old releases of CRIU keep them elsewhere.
+/// Returns a small image; `None` if the checkpoint has none of the name.
 ///
 /// # Errors
-/// The image cannot be read, or is damaged.
-pub fn mappings<S: CheckpointSource + ?Sized>(
+/// See [`ReadError`].
+pub fn small_image<S: CheckpointSource + ?Sized>(
     source: &S,
-    pid: u32,
-) -> Result<Vec<Mapping>, ReadError<S::Error, ImageError>> {
-    let name = mm_name(pid);
+    name: &str,
+) -> Result<Option<Vec<u8>>, ReadError<S::Error>> {
     let images = &source.manifest().images;
     let Some(place) = images.iter().position(|image| image.name == name) else {
-        return Ok(Vec::new());
+        return Ok(None);
     };
     let mut bytes = Vec::new();
-    let read = source.small(place, &mut |part| {
+    source.small(place, &mut |part| {
         bytes.extend_from_slice(part);
         Ok(())
-    });
-    match read {
-        Err(ReadError::Source(error)) => Err(ReadError::Source(error)),
-        // Nothing fails where the bytes are taken.
-        Ok(()) | Err(ReadError::Taker(_)) => read_mappings(&bytes).map_err(ReadError::Taker),
-    }
+    })?;
+    Ok(Some(bytes))
 }
 
 /// A checkpoint with its errors as the control protocol reports them.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use permafrost_protocol::PAGE_BYTES;
-use permafrost_protocol::images::Pagemap;
+use permafrost_protocol::images::{Pagemap, mm_name, read_mappings};
 use permafrost_protocol::manifest::SpaceType;
 use permafrost_userfault::{FaultEvent, Userfault};
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -17,7 +17,7 @@ use super::missing::{MissingRange, MissingRanges};
 use super::placing::Chunk;
 use super::registering::{self, LazyMemory};
 use super::{LazyBrought, LazyError, LazyFailure, LazyOrder, TouchedPage, TouchedPages};
-use permafrost_criu::source::{LazySource, ReadError, mappings};
+use permafrost_criu::source::{LazySource, ReadError, small_image};
 
 /// Number of a task, unique in a restore.
 pub(super) type TaskId = u64;
@@ -61,10 +61,13 @@ impl Task {
         });
         let place = place.ok_or_else(unknown)?;
         let mut pagemap = Pagemap::read(&source.pagemap(place).map_err(LazyError::Source)?)?;
-        let mappings = mappings(source, pid).map_err(|error| match error {
+        let image = small_image(source, &mm_name(pid)).map_err(|error| match error {
             ReadError::Source(error) => LazyError::Source(error),
-            ReadError::Taker(error) => LazyError::Image(error),
+            ReadError::Taker(error) => LazyError::io("read the mappings")(error),
         })?;
+        // Old releases of CRIU keep the mappings elsewhere.
+        let mappings = image.as_deref().map(read_mappings).transpose()?;
+        let mappings = mappings.unwrap_or_default();
         pagemap.mark_lazy(&mappings);
         let memory = LazyMemory::new(&mappings, &pagemap);
         Ok(Self {

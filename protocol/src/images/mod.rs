@@ -8,6 +8,7 @@ mod error;
 mod fields;
 mod framing;
 mod inventory;
+mod lazy;
 mod magic;
 mod mm;
 mod names;

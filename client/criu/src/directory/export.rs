@@ -9,13 +9,14 @@ use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::images::{
     ImageError, Pagemap, PagemapEntry, PagemapWriter, mm_name, pagemap_name, pages_name,
+    read_mappings,
 };
 use permafrost_protocol::manifest::{AddressSpace, SpaceType};
 use permafrost_protocol::pageserver::{PE_LAZY, SpaceId};
 
 use super::{DirectoryError, ImagesDir};
 use crate::ProgressReceiver;
-use crate::source::{CheckpointSource, PageRun, PagesOut, ReadError, mappings};
+use crate::source::{CheckpointSource, PageRun, PagesOut, ReadError, small_image};
 
 /// A pages file under construction.
 pub struct PagesFile {
@@ -178,14 +179,14 @@ impl<S: CheckpointSource<Error: From<DirectoryError>>> Export<'_, S> {
         };
         let pagemap = Pagemap::read(&self.source.pagemap(place)?);
         let mut pagemap = pagemap.map_err(|error| invalid(&pagemap_name, error))?;
-        let mappings = match u32::try_from(space.id) {
-            Ok(pid) => mappings(self.source, pid).map_err(|error| match error {
-                ReadError::Source(error) => error,
-                ReadError::Taker(error) => invalid(&mm_name(pid), error).into(),
-            })?,
-            Err(_) => Vec::new(),
-        };
-        pagemap.mark_lazy(&mappings);
+        let pid = u32::try_from(space.id).map_err(|_| DirectoryError::Invalid {
+            message: format!("{pagemap_name}: {} is not a pid", space.id),
+        })?;
+        let mm_name = mm_name(pid);
+        let image = small_image(self.source, &mm_name).map_err(|error| told(error, &mm_name))?;
+        let mappings = image.as_deref().map(read_mappings).transpose();
+        let mappings = mappings.map_err(|error| invalid(&mm_name, error))?;
+        pagemap.mark_lazy(&mappings.unwrap_or_default());
         let mut pages = PagesFile {
             file: self.create(&pages_name)?,
             at: 0,
