@@ -211,6 +211,14 @@ fn run(config: Config, mut reloading: Reloading) -> anyhow::Result<()> {
             tracing::info!(event = "daemon-stopping", "{signal}: stopping");
         }
         notify_manager("STOPPING=1");
+        if ended.is_ok() {
+            tokio::select! {
+                () = daemon.finish_lazy_restores() => {}
+                // Whoever signals twice does not wait.
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        }
         end_within(STOPPING);
         daemon.stop().await.context("mark the region clean")?;
         ended?;

@@ -4,7 +4,7 @@ mod common;
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, ChildStderr, Stdio};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -218,13 +218,7 @@ fn a_lazy_restore_goes_on_when_the_node_that_serves_it_dies() {
     let mut task = Task::start(&cluster, COMPUTE, 16);
     let line = dump(&agent, &mut task, "far");
     assert!(holders(&line).contains("node-0"), "{line}");
-    let mut restoring = agent.command().unwrap();
-    restoring.args(["restore", "far", "--touched-only"]);
-    let mut restoring = restoring.stderr(Stdio::piped()).spawn().unwrap();
-    let mut told = BufReader::new(restoring.stderr.take().unwrap());
-    let mut running = String::new();
-    told.read_line(&mut running).unwrap();
-    assert!(running.contains("runs as process"), "{running}");
+    let (mut restoring, _told) = touched_only(&agent, "far");
     // The agent asks this node first.
     cluster.kill(0).unwrap();
     task.modify().unwrap();
@@ -233,13 +227,7 @@ fn a_lazy_restore_goes_on_when_the_node_that_serves_it_dies() {
     assert!(restoring.wait().unwrap().success());
 
     // Or removes the checkpoint.
-    let mut restoring = agent.command().unwrap();
-    restoring.args(["restore", "far", "--touched-only"]);
-    let mut restoring = restoring.stderr(Stdio::piped()).spawn().unwrap();
-    let mut told = BufReader::new(restoring.stderr.take().unwrap());
-    running.clear();
-    told.read_line(&mut running).unwrap();
-    assert!(running.contains("runs as process"), "{running}");
+    let (mut restoring, _told) = touched_only(&agent, "far");
     cluster.node(1).run(&["rm", "far", "--all"]).unwrap();
     task.assert_sound();
     task.kill();
@@ -247,4 +235,25 @@ fn a_lazy_restore_goes_on_when_the_node_that_serves_it_dies() {
     // The agent knows which pages were waited for.
     let orders = agent.control().with_file_name("touched");
     assert_eq!(std::fs::read_dir(orders).unwrap().count(), 1);
+
+    // An agent that stops has what is missing brought first.
+    let mut task = Task::start(&cluster, COMPUTE, 16);
+    dump(&agent, &mut task, "near");
+    let (mut restoring, _told) = touched_only(&agent, "near");
+    assert!(agent.stop().unwrap().success());
+    assert!(restoring.wait().unwrap().success());
+    task.assert_sound();
+    task.kill();
+}
+
+/// Begins a restore that brings only what is accessed. Returns once the task runs.
+fn touched_only(agent: &Daemon, job: &str) -> (Child, BufReader<ChildStderr>) {
+    let mut restoring = agent.command().unwrap();
+    restoring.args(["restore", job, "--touched-only"]);
+    let mut restoring = restoring.stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(restoring.stderr.take().unwrap());
+    let mut running = String::new();
+    told.read_line(&mut running).unwrap();
+    assert!(running.contains("runs as process"), "{running}");
+    (restoring, told)
 }

@@ -4,7 +4,7 @@ use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -192,6 +192,45 @@ fn a_process_runs_and_writes_while_its_memory_comes() {
     ] {
         assert!(log.contains(line), "{line}: {log}");
     }
+}
+
+/// A stop has what is missing brought, as the process would end with the daemon. A second signal ends the wait.
+#[test]
+fn a_stop_brings_the_rest_and_the_process_lives_on() {
+    const TEST: &str = "a_stop_brings_the_rest_and_the_process_lives_on";
+    let Some(mut site) = Site::with_dump(TEST, &workload::Options::tree(64)) else {
+        return;
+    };
+    let (mut child, mut told) = site.touched_only();
+    let brought = process::own_memory_bytes(site.task.pid());
+    assert!(brought < 32 << 20, "{brought} bytes came at once");
+    assert!(site.daemon.stop().unwrap().success());
+    let mut said = String::new();
+    told.read_to_string(&mut said).unwrap();
+    assert!(child.wait().unwrap().success(), "{said}");
+    let status = site.task.verify().unwrap();
+    assert!(status.is_sound(), "{status:?}");
+    site.task.kill();
+    site.task.wait_until_gone().unwrap();
+
+    // CRIU does not come to this one, so that it cannot finish.
+    let daemon = Daemon::start(site.work.path(), &Options::default()).unwrap();
+    let mut restoring = Connection::connect(&daemon.control()).unwrap();
+    let (_criu, theirs) = UnixStream::pair().unwrap();
+    let thaw = request::Thaw {
+        checkpoint: "a".to_owned(),
+        ..request::Thaw::default()
+    };
+    restoring.begin(thaw, Some(theirs.as_fd())).unwrap();
+    restoring.await_turn(&mut |_| {}).unwrap();
+    process::signal(daemon.pid(), Signal::TERM).unwrap();
+    process::wait_for("the begin of the stop", Duration::from_secs(20), || {
+        let log = std::fs::read_to_string(daemon.log())?;
+        Ok(log.contains("lazy-restores-finishing").then_some(()))
+    })
+    .unwrap();
+    assert!(daemon.stop().unwrap().success());
+    assert!(restoring.finish::<request::Thaw>(&mut |_| {}).is_err());
 }
 
 /// The background transfer waits for its turn in the queue of restores, and the process does not: it runs, and gets the

@@ -549,8 +549,11 @@ impl Backend for Remote {
     ) -> Result<control::LazyServed, control::Error> {
         let checkpoint = self.checkpoint(wanted.checkpoint)?;
         waits.begins();
-        let lent: &dyn LazySource = &checkpoint;
-        serve(lent, &FillGate::opened())
+        let gate = match wanted.queued {
+            Some(_) => FillGate::opened(),
+            None => FillGate::default(),
+        };
+        serve(&checkpoint, &Arc::new(gate))
     }
 
     fn place(

@@ -141,6 +141,11 @@ impl Agent {
         self.host.control_socket()
     }
 
+    /// Stops listening, and has lazy restores finish: their processes would end with the agent.
+    pub async fn finish_lazy_restores(&self) {
+        self.host.finish_lazy_restores().await;
+    }
+
     /// Stops listening. Dumps that are under way fail, and their tasks live on.
     pub async fn stop(self) {
         self.host.stop();

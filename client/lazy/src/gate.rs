@@ -8,6 +8,7 @@ use parking_lot::{Condvar, Mutex};
 
 /// Keeps the background transfer of a lazy restore waiting until it is its turn. The processes run meanwhile, and their
 /// faults are answered: of many processes that are started at once, each runs before the memory of all others has come.
+/// Where only pages that are accessed are brought, it opens if the server stops.
 #[derive(Debug, Default)]
 pub struct FillGate {
     state: Mutex<GateState>,
@@ -73,7 +74,7 @@ impl FillGate {
     }
 
     /// Waits until the transfer may begin, `limit` at most. Returns true if it may.
-    pub(super) fn wait_until_open(&self, limit: Duration) -> bool {
+    pub fn wait_until_open(&self, limit: Duration) -> bool {
         let mut state = self.state.lock();
         if *state == GateState::Closed {
             self.changed.wait_for(&mut state, limit);

@@ -93,7 +93,7 @@ pub enum LazyEvent<'a> {
 /// Order in which pages are brought.
 #[derive(Clone, Copy, Debug)]
 pub struct LazyOrder<'a> {
-    /// Bring only pages that are accessed.
+    /// Bring only pages that are accessed, as long as the gate is closed.
     pub touched_only: bool,
     /// Pages that are brought first.
     pub first: &'a TouchedPages,
@@ -135,8 +135,7 @@ impl LazyFailure {
 }
 
 /// Brings the pages of a checkpoint to the processes that CRIU restores and hands over on `criu`. Returns when none is
-/// missing or the processes have ended; with `touched_only`, which brings only pages that are accessed, when they have
-/// ended. `told` learns what happens.
+/// missing or the processes have ended. `told` learns what happens.
 ///
 /// # Errors
 /// CRIU gave up; a page cannot be read or placed. The processes must be ended.
@@ -395,7 +394,7 @@ impl Shared<'_> {
 
     /// Brings all missing pages, once the processes run.
     fn fill(&self) {
-        if !self.wait_until_restored() || self.order.touched_only {
+        if !self.wait_until_restored() {
             return;
         }
         while !self.order.gate.wait_until_open(GATE_PERIOD) {

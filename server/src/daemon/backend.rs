@@ -110,10 +110,10 @@ impl Local {
         &self,
         checkpoint: &str,
         thaw: &request::Thaw,
-        lend: impl FnOnce(&FillGate) -> Result<T, control::Error>,
+        lend: impl FnOnce(&Arc<FillGate>) -> Result<T, control::Error>,
     ) -> Result<T, control::Error> {
         let admission = Admission::new(0, thaw.priority, thaw.deadline_ms, &thaw.reservation);
-        let gate = &FillGate::default();
+        let gate = &Arc::new(FillGate::default());
         std::thread::scope(|scope| {
             let (tell, told) = mpsc::sync_channel(1);
             let wait = move || {
@@ -497,7 +497,7 @@ impl Backend for Local {
         serve: ServeLazily<'_>,
     ) -> Result<control::LazyServed, control::Error> {
         let since = Instant::now();
-        let mut lend = |gate: &FillGate| {
+        let mut lend = |gate: &Arc<FillGate>| {
             waits.begins();
             let lent = (self.store).lend(wanted.checkpoint, |source| serve(source, gate));
             lent.map_err(control::Error::from).flatten()
@@ -506,7 +506,7 @@ impl Backend for Local {
             Some(thaw) => self.when_admitted(wanted.checkpoint, thaw, lend),
             None => {
                 self.store.check_restorable(wanted.checkpoint)?;
-                lend(&FillGate::opened())
+                lend(&Arc::default())
             }
         };
         if let Ok(served) = &served

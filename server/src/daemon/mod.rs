@@ -322,6 +322,11 @@ impl Daemon {
         &self.audit
     }
 
+    /// Stops listening, and has lazy restores finish: their processes would end with the daemon.
+    pub async fn finish_lazy_restores(&self) {
+        self.host.finish_lazy_restores().await;
+    }
+
     /// Stops listening and marks the region clean. Dumps that are under way fail, and their tasks live on: no record
     /// refers to the pages that were received.
     ///

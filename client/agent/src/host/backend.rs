@@ -86,8 +86,10 @@ pub struct Lent<'a> {
 }
 
 /// Function that serves a checkpoint to lazy restores. The gate opens when it is the turn of the background transfer.
-pub type ServeLazily<'a> =
-    &'a mut dyn FnMut(&dyn LazySource, &FillGate) -> Result<control::LazyServed, control::Error>;
+pub type ServeLazily<'a> = &'a mut dyn FnMut(
+    &dyn LazySource,
+    &Arc<FillGate>,
+) -> Result<control::LazyServed, control::Error>;
 
 /// State of a restore that places all pages.
 #[derive(Clone, Copy, Debug)]

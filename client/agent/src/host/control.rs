@@ -91,6 +91,7 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, stream: &UnixStream) {
                     tracing::debug!(%error, "reply not sent");
                     break;
                 }
+                bound.restore = None;
             }
             Ok(None) => break,
             Err(error) => {
@@ -102,7 +103,7 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, stream: &UnixStream) {
     bound.end(&*shared.backend, &client);
 }
 
-/// Sessions and checkpoints that end with a connection.
+/// What ends with a connection.
 struct Bound<B: Backend> {
     /// Dump whose pages the connection brings.
     dump: Option<PipedDump<B>>,
@@ -111,6 +112,8 @@ struct Bound<B: Backend> {
     rounds: Vec<String>,
     /// Checkpoints of the rounds that were sealed, as `JOB@GENERATION`.
     sealed_rounds: Vec<String>,
+    /// Lazy restore whose end was not told yet.
+    restore: Option<LazyRestore>,
 }
 
 impl<B: Backend> Default for Bound<B> {
@@ -120,6 +123,7 @@ impl<B: Backend> Default for Bound<B> {
             sessions: Vec::new(),
             rounds: Vec::new(),
             sealed_rounds: Vec::new(),
+            restore: None,
         }
     }
 }
@@ -316,7 +320,9 @@ impl<B: Backend> Handler<'_, B> {
                 reply::Body::LazyServed(lazy::lend(self.shared, self.stream, &lend, first(fds)?)?)
             }
             request::Body::Thaw(thaw) => {
-                reply::Body::LazyServed(lazy::thaw(backend, self.stream, &thaw, first(fds)?)?)
+                let (criu, restore) = (first(fds)?, &mut bound.restore);
+                let served = lazy::thaw(self.shared, self.stream, &thaw, criu, restore)?;
+                reply::Body::LazyServed(served)
             }
             request::Body::Place(place) => {
                 let listener = first(fds)?;

@@ -23,6 +23,7 @@ use super::backend::{Lent, PlacingEvent};
 use super::control::Caller;
 use super::endpoints::{self, Connection, Standing};
 use super::error::{DeniedError, RequestError};
+use super::lazy_restores::LazyRestore;
 use super::{Backend, Client, Shared};
 
 /// Interval at which a source on other nodes is held.
@@ -37,19 +38,23 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Most connections to one lent checkpoint at once: each has a thread.
 const CONNECTIONS: usize = 256;
 
-/// Brings the pages of a checkpoint to the processes that CRIU hands over on `criu`.
+/// Brings the pages of a checkpoint to the processes that CRIU hands over on `criu`. `restore` is under way until the
+/// caller has its reply.
 pub(super) fn thaw<B: Backend>(
-    backend: &B,
+    shared: &Shared<B>,
     stream: &UnixStream,
     thaw: &request::Thaw,
     criu: OwnedFd,
+    restore: &mut Option<LazyRestore>,
 ) -> Result<control::LazyServed, control::Error> {
+    let backend = &*shared.backend;
     let criu = UnixStream::from(criu);
     let wanted = Lent {
         checkpoint: &thaw.checkpoint,
         queued: (!thaw.touched_only).then_some(thaw),
     };
     backend.lend(&wanted, &mut Caller(stream), &mut |source, gate| {
+        *restore = Some(shared.lazy_restores.begin(Arc::clone(gate)));
         source.hold();
         let begun = has_begun(&criu, stream, &HOLD_PERIOD, &mut || source.hold());
         if !begun.map_err(endpoints::failed("wait for CRIU"))? {
@@ -262,8 +267,11 @@ fn serve<B: Backend>(
 ) {
     let mut client = connection.client(None);
     let job = &source.record().job;
-    let outcome = admit(shared, job, connection, &mut client)
-        .and_then(|connection| converse(connection, lent));
+    let outcome = admit(shared, job, connection, &mut client).and_then(|connection| {
+        // CRIU's daemon brings everything by itself.
+        let _restore = shared.lazy_restores.begin(Arc::default());
+        converse(connection, lent)
+    });
     if let Err(error) = &outcome {
         shared.places.refused(&error.message);
     }

@@ -17,6 +17,7 @@ mod endpoints;
 mod error;
 mod intake;
 mod lazy;
+mod lazy_restores;
 mod limits;
 pub mod manual;
 mod notify;
@@ -41,6 +42,7 @@ use permafrost_identity::CriuTls;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
 
+use self::lazy_restores::LazyRestores;
 use self::limits::Places;
 
 pub(crate) use endpoints::{accept_failed, accept_owner};
@@ -51,6 +53,7 @@ pub use backend::{
 };
 pub use descriptors::raise_descriptor_limit;
 pub use ending::{STOPPING, end_within};
+pub use lazy_restores::FINISHING;
 pub use notify::notify_manager;
 pub use private_memory::keep_memory_private;
 pub use run_dir::make_private_dir;
@@ -197,6 +200,7 @@ impl Bound {
             address: self.address,
             places: Places::default(),
             pipe_rooms: Mutex::default(),
+            lazy_restores: LazyRestores::default(),
             started: Instant::now(),
             runtime: Handle::current(),
         });
@@ -227,6 +231,7 @@ struct Shared<B> {
     places: Places,
     /// Room in pipes that is reserved for sessions, by their ids.
     pipe_rooms: Mutex<HashMap<String, Arc<PipeRoom>>>,
+    lazy_restores: LazyRestores,
     started: Instant,
     runtime: Handle,
 }
@@ -259,6 +264,19 @@ impl<B: Backend> Host<B> {
         }
         remove_socket(&control_socket(&self.shared.options));
         remove_socket(&page_server_socket(&self.shared.options));
+    }
+
+    /// Stops listening, and has lazy restores finish within [`FINISHING`]: their processes would end with this one.
+    pub async fn finish_lazy_restores(&self) {
+        self.stop();
+        let left = self.shared.lazy_restores.finish(FINISHING).await;
+        if left > 0 {
+            tracing::error!(
+                event = "lazy-restores-cut",
+                restores = left,
+                "lazy restores are not finished: their processes end"
+            );
+        }
     }
 }
 

@@ -125,6 +125,12 @@ pub(crate) fn agent(arguments: AgentArguments) -> Result<(), Failure> {
             _ = interrupt.recv() => "SIGINT",
         };
         tracing::info!(event = "daemon-stopping", "{signal}: stopping");
+        tokio::select! {
+            () = agent.finish_lazy_restores() => {}
+            // Whoever signals twice does not wait.
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
         end_within(STOPPING);
         agent.stop().await;
         tracing::info!(event = "daemon-stopped", "stopped");
