@@ -94,10 +94,12 @@ impl Site {
         self.first_report(job)
     }
 
-    /// Submits a job that needs the node, and waits until it has run.
-    fn preempt(&self) {
+    /// Submits a job that needs the node of `job`, and waits until it has run.
+    fn preempt(&self, job: u32) {
         let wanting = self.slurm.submit(HIGH, &[], "exit 0").unwrap();
-        self.slurm.wait_for(wanting, "COMPLETED").unwrap();
+        self.slurm
+            .wait_for(wanting, "COMPLETED")
+            .unwrap_or_else(|error| panic!("{error:#}; the job says:\n{}", self.slurm.output(job)));
     }
 
     /// Waits until a job runs for the second time.
@@ -148,7 +150,7 @@ fn a_preempted_job_goes_on_where_it_was() {
     assert!(before.is_sound(), "{before:?}");
     assert_eq!(site.checkpoints(), 0);
 
-    site.preempt();
+    site.preempt(job);
     assert_eq!(site.checkpoints(), 1, "{}", site.slurm.output(job));
     let lineage = format!("slurm/{}/{job}", slurm::CLUSTER);
     assert_eq!(listing(site.daemon())[0]["job"], lineage);
@@ -199,7 +201,7 @@ fn a_task_that_is_not_worth_a_dump_is_ended_and_starts_again() {
     let job = site.slurm.submit(LOW, &[WARN], &script).unwrap();
     let first = site.first_report(job);
     std::fs::remove_file(site.report_path()).unwrap();
-    site.preempt();
+    site.preempt(job);
     assert!(
         site.slurm.output(job).contains("no checkpoint"),
         "{}",
@@ -219,7 +221,7 @@ fn a_task_that_is_not_worth_a_dump_is_ended_and_starts_again() {
     site.first_report(job);
     std::fs::remove_file(site.report_path()).unwrap();
     site.daemon.take().expect("it runs").stop().unwrap();
-    site.preempt();
+    site.preempt(job);
     let said = site.slurm.output(job);
     assert!(said.contains("it is ended without a checkpoint"), "{said}");
     // The second run waits for the daemon, which might have a checkpoint.
@@ -367,7 +369,7 @@ fn the_policy_of_a_job_decides_between_checkpoint_and_kill() {
     let job = site.slurm.submit(LOW, &[WARN], &script).unwrap();
     site.first_report(job);
     let before = site.verify(job);
-    site.preempt();
+    site.preempt(job);
     let said = site.slurm.output(job);
     assert!(
         said.contains("a checkpoint: the policy basic+cheaper"),
@@ -398,7 +400,7 @@ fn the_policy_of_a_job_decides_between_checkpoint_and_kill() {
     let job = site.slurm.submit(LOW, &[WARN], &script).unwrap();
     site.first_report(job);
     std::fs::remove_file(site.report_path()).unwrap();
-    site.preempt();
+    site.preempt(job);
     let said = site.slurm.output(job);
     assert!(said.contains("no checkpoint: the policy kill"), "{said}");
     site.wait_for_second_run(job);

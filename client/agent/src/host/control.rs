@@ -15,6 +15,7 @@ use tokio::net::UnixListener;
 
 use super::error::RequestError;
 use super::intake::{PipedDump, Sender};
+use super::lazy_restores::LazyRestore;
 use super::{Backend, Client, DumpSession, Shared, Waits, endpoints, lazy, page_server_socket};
 
 /// Time after which a peer that does not read its replies is given up.

@@ -15,6 +15,18 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// Interval at which the end of `scontrol` is polled.
 const TICK: Duration = Duration::from_millis(10);
 
+/// States of a job that runs, as slurmctld names them (`job_state_string` in its `slurm_protocol_defs.c`): a flag goes
+/// before RUNNING. SIGNALING is the job's as long as a SIGCONT is on its way, which goes with each signal of a
+/// preemption.
+const RUNNING: [&str; 6] = [
+    "RUNNING",
+    "SIGNALING",
+    "CONFIGURING",
+    "RESIZING",
+    "STOPPED",
+    "SUSPENDED",
+];
+
 /// The batch job that this command runs in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Job {
@@ -33,8 +45,8 @@ pub(super) struct Job {
 /// State of a job, as slurmctld reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct State {
-    /// State in Slurm's words: `RUNNING`, `COMPLETING`, …
-    pub(super) word: String,
+    /// False once the job is being ended, or has ended.
+    pub(super) is_running: bool,
     /// Number of requeues, including one that is under way.
     pub(super) restarts: u32,
     /// True if the job is in its grace time, or past it.
@@ -161,18 +173,19 @@ impl State {
             .and_then(|(end, start)| end.checked_sub(start));
         let limit_s = word(line("RunTime="), "TimeLimit").and_then(|limit| limit_s(&limit));
         let state = word(line("JobState="), "JobState")?;
+        let is_running = RUNNING.contains(&state.as_str());
         Some(Self {
+            is_running,
             restarts: seconds(line("Requeue="), "Restarts")
                 .and_then(|restarts| u32::try_from(restarts).ok())
                 .unwrap_or(0),
             preempted: seconds(line("PreemptEligibleTime="), "PreemptTime").is_some(),
             ends_unix_s,
             deadline_unix_s: seconds(times, "Deadline"),
-            timed_out: state != "RUNNING"
+            timed_out: !is_running
                 && ran_s
                     .zip(limit_s)
                     .is_some_and(|(ran_s, limit_s)| ran_s >= limit_s),
-            word: state,
         })
     }
 
@@ -265,7 +278,7 @@ mod tests {
         assert_eq!(
             running,
             State {
-                word: "RUNNING".to_owned(),
+                is_running: true,
                 restarts: 0,
                 preempted: false,
                 ends_unix_s: Some(1_795_258_247),
@@ -275,6 +288,14 @@ mod tests {
         );
         let preempted = State::parse(&shown("RUNNING", 0, "1795258210", "1795258190")).unwrap();
         assert!(preempted.preempted);
+        for (state, is_running) in [
+            ("SIGNALING", true),
+            ("COMPLETING", false),
+            ("REQUEUED", false),
+        ] {
+            let state = State::parse(&shown(state, 0, "1795258210", "1795258190")).unwrap();
+            assert_eq!((state.is_running, state.preempted), (is_running, true));
+        }
         let requeued = State::parse(&shown("COMPLETING", 1, "Unknown", "None")).unwrap();
         assert_eq!((requeued.restarts, requeued.ends_unix_s), (1, None));
         assert!(!requeued.timed_out);

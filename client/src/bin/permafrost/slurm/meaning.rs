@@ -2,7 +2,7 @@
 //! over its limit, so the job's state decides.
 //!
 //! Seen with Slurm 22.05 (and read in its `preempt.c`, `job_mgr.c`): at the beginning of a grace time the
-//! signal of `--signal=B:…` comes to the batch script's process alone, and the job is RUNNING with a
+//! signal of `--signal=B:…` comes to the batch script's process alone, and the job is RUNNING, or SIGNALING, with a
 //! `PreemptTime`. The end of a job (`scancel`, `scontrol requeue`, the end of a grace time, a time limit) sends
 //! SIGCONT and SIGTERM to every process of it, including the task's, and the job is COMPLETING by then; a
 //! requeue has already increased its restarts.
@@ -48,9 +48,8 @@ pub(super) fn meaning(signal: i32, state: Option<&State>) -> Meaning {
             _ => Meaning::HandOn,
         };
     };
-    let running = state.word == "RUNNING";
     match signal {
-        SIGUSR1 | SIGTERM if !running => Meaning::Over,
+        SIGUSR1 | SIGTERM if !state.is_running => Meaning::Over,
         SIGUSR1 => Meaning::Leave {
             preempted: state.preempted,
             within: state.left(),
@@ -70,9 +69,9 @@ mod tests {
 
     use super::*;
 
-    fn state(word: &str, preempted: bool) -> State {
+    fn state(is_running: bool, preempted: bool) -> State {
         State {
-            word: word.to_owned(),
+            is_running,
             restarts: 0,
             preempted,
             ends_unix_s: None,
@@ -90,10 +89,10 @@ mod tests {
 
     #[test]
     fn preemption_is_told_from_cancelling() {
-        let running = state("RUNNING", false);
-        let preempted = state("RUNNING", true);
-        let cancelled = state("COMPLETING", false);
-        let at_the_end_of_its_grace_time = state("COMPLETING", true);
+        let running = state(true, false);
+        let preempted = state(true, true);
+        let cancelled = state(false, false);
+        let at_the_end_of_its_grace_time = state(false, true);
         for (signal, state, expected) in [
             (SIGUSR1, Some(&running), leave(false)),
             (SIGUSR1, Some(&preempted), leave(true)),

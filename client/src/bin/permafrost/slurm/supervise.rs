@@ -319,7 +319,7 @@ impl<'a> Supervisor<'a> {
         // whose task was killed (for the memory it took), may be, by its user.
         match self.job.state() {
             Ok(state) => {
-                state.word != "RUNNING"
+                !state.is_running
                     && state.restarts <= self.job.restarts
                     && !state.timed_out
                     && !self.job.named
