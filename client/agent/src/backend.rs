@@ -71,7 +71,7 @@ impl Remote {
         let (mut refused, mut answered) = (None, false);
         for node in self.nodes.in_order() {
             let deadline = Instant::now() + VERIFY_DEADLINE;
-            match self.nodes.ask(&node, body.clone(), deadline) {
+            match (self.nodes).ask_if_reachable(&node, body.clone(), deadline) {
                 Ok(reply) => {
                     take(&node, reply)?;
                     answered = true;

@@ -115,6 +115,17 @@ impl Nodes {
         self.ask_once(node, body, until).map_err(|(error, _)| error)
     }
 
+    /// Sends a request to one node that can be reached now, which has until `until` for it.
+    pub(super) fn ask_if_reachable(
+        &self,
+        node: &str,
+        body: control::request::Body,
+        until: Instant,
+    ) -> Result<control::reply::Body, control::Error> {
+        self.reach(node, true).map_err(|error| refusal(&error))?;
+        self.ask(node, body, until)
+    }
+
     /// Sends a request to one node. With an error comes whether the request may have been carried out.
     fn ask_once(
         &self,
@@ -163,7 +174,10 @@ impl Nodes {
         let names = self.in_order();
         let is_repeatable = Access::of_control(body).is_ok_and(|access| access.is_repeatable());
         for (name, at) in names.iter().zip(1..) {
-            let asked = match self.reach(name, at < names.len()) {
+            let has_answer = refused
+                .as_ref()
+                .is_some_and(|kept| kept.code() != ErrorCode::Unavailable);
+            let asked = match self.reach(name, at < names.len() || has_answer) {
                 Ok(()) => self.ask_once(name, body.clone(), until),
                 Err(error) => Err((refusal(&error), false)),
             };
@@ -173,16 +187,14 @@ impl Nodes {
                     return Ok((name.clone(), answer));
                 }
                 Err((error, may_be_done))
-                    if another_may(&error)
-                        && (is_repeatable || !may_be_done)
-                        && Instant::now() < until =>
+                    if another_may(&error) && (is_repeatable || !may_be_done) =>
                 {
                     // The refusal of a node that answered counts more than that of a node that could not be reached.
-                    if refused
-                        .as_ref()
-                        .is_none_or(|kept| kept.code() == ErrorCode::Unavailable)
-                    {
+                    if !has_answer {
                         refused = Some(error);
+                    }
+                    if Instant::now() >= until {
+                        break;
                     }
                 }
                 Err((error, _)) => return Err(error),

@@ -3,7 +3,7 @@
 use permafrost_protocol::control::{self, reply, request};
 
 use super::backend::Remote;
-use super::nodes::{odd_answer, refusal};
+use super::nodes::odd_answer;
 use crate::error::NodesError;
 
 impl Remote {
@@ -62,11 +62,7 @@ impl Remote {
         let mut words = Vec::new();
         for node in self.nodes.in_order() {
             let body = request::Body::Status(request::Status {});
-            let asked = match self.nodes.reach(&node, true) {
-                Ok(()) => self.nodes.ask(&node, body, until),
-                Err(error) => Err(refusal(&error)),
-            };
-            match asked {
+            match self.nodes.ask_if_reachable(&node, body, until) {
                 Ok(reply::Body::Status(of_node)) => {
                     words.push(node.clone());
                     status

@@ -105,7 +105,7 @@ impl Remote {
                 token: cancel.token.clone(),
                 node: named.to_owned(),
             });
-            match self.nodes.ask(&node, body, self.nodes.until()) {
+            match (self.nodes).ask_if_reachable(&node, body, self.nodes.until()) {
                 Ok(reply::Body::Done(_)) => return Ok(()),
                 Ok(_) => return Err(odd_answer(&node)),
                 Err(error) => refused = error,

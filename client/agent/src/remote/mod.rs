@@ -66,10 +66,14 @@ pub fn fetch(
     request: request::Fetch,
     deadline: Duration,
 ) -> Result<Arriving, PeerError> {
-    if others {
+    let until = Instant::now() + deadline;
+    let frames = if others {
         reach(network, node, deadline)?;
-    }
-    let frames = FetchReader::open(network, node, request, Instant::now() + deadline)?;
+        // It may die before it has agreed. A new connection to it would be tried for as long as it has.
+        FetchReader::open_once(network, node, request, until)?
+    } else {
+        FetchReader::open(network, node, request, until)?
+    };
     Ok(Arriving {
         opened: frames.opened().clone(),
         frames: Box::new(frames),

@@ -9,7 +9,7 @@ use quinn::{RecvStream, VarInt};
 use tokio::sync::mpsc;
 
 use super::bulk::BulkReceiver;
-use super::network::{Link, Network, answered};
+use super::network::{Link, Network, Terms, WHOLE, answered};
 use super::outflow::QUEUED_FRAMES;
 use super::stream::{self, within};
 use super::{PeerError, ReceivedFrame, code, decode};
@@ -37,9 +37,37 @@ impl FetchReader {
         request: request::Fetch,
         deadline: Instant,
     ) -> Result<Self, PeerError> {
+        Self::open_on(network, node, request, deadline, WHOLE)
+    }
+
+    /// Requests a checkpoint from `node`, as [`Self::open`] does, but gives up as soon as the connection is lost: other
+    /// nodes have it.
+    ///
+    /// # Errors
+    /// The same as for [`Self::open`].
+    pub fn open_once(
+        network: &Network,
+        node: &str,
+        request: request::Fetch,
+        deadline: Instant,
+    ) -> Result<Self, PeerError> {
+        let once = Terms {
+            repeats: false,
+            ..WHOLE
+        };
+        Self::open_on(network, node, request, deadline, once)
+    }
+
+    fn open_on(
+        network: &Network,
+        node: &str,
+        request: request::Fetch,
+        deadline: Instant,
+        terms: Terms,
+    ) -> Result<Self, PeerError> {
         let (give, frames) = mpsc::channel(QUEUED_FRAMES);
         let runtime = network.runtime().clone();
-        let opened = runtime.block_on(begin(network, node, request, deadline));
+        let opened = runtime.block_on(begin(network, node, request, deadline, terms));
         let (link, mut receive, id, opened) = opened?;
         let name = node.to_owned();
         let timeout = network.options().frame_timeout;
@@ -108,9 +136,10 @@ async fn begin(
     node: &str,
     request: request::Fetch,
     deadline: Instant,
+    terms: Terms,
 ) -> Result<(Link, RecvStream, [u8; SESSION_BYTES], FetchOpened), PeerError> {
     let body = request::Body::Fetch(request);
-    let (link, _, receive, reply) = network.ask(node, body, deadline, true).await?;
+    let (link, _, receive, reply) = network.ask(node, body, deadline, terms).await?;
     let opened = fetch_opened(reply);
     let (id, opened) = opened.map_err(|error| PeerError::conversation(node, error))?;
     Ok((link, receive, id, opened))

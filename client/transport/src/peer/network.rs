@@ -163,6 +163,21 @@ struct Inner {
     ways: parking_lot::Mutex<HashMap<String, Arc<tokio::sync::Mutex<Way>>>>,
 }
 
+/// Terms of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// This side's part of the conversation ends with it.
+    pub(crate) is_whole: bool,
+    /// It is sent once more over a new connection if that is lost, where [`Network::call`] does so.
+    pub(crate) repeats: bool,
+}
+
+/// Terms of most requests.
+pub(crate) const WHOLE: Terms = Terms {
+    is_whole: true,
+    repeats: true,
+};
+
 /// Connections to the other nodes. Cheap to clone; the last clone closes all connections.
 #[derive(Clone)]
 pub struct Network(Arc<Inner>);
@@ -224,18 +239,17 @@ impl Network {
         body: request::Body,
         deadline: Instant,
     ) -> Result<reply::Body, PeerError> {
-        let (_, _, _, answer) = self.ask(node, body, deadline, true).await?;
+        let (_, _, _, answer) = self.ask(node, body, deadline, WHOLE).await?;
         answered(node, answer)
     }
 
-    /// Sends a request and waits for its first reply, as [`Self::call`] does. `is_whole` ends this side's part of the
-    /// conversation.
+    /// Sends a request and waits for its first reply, as [`Self::call`] does.
     pub(crate) async fn ask(
         &self,
         node: &str,
         body: request::Body,
         deadline: Instant,
-        is_whole: bool,
+        terms: Terms,
     ) -> Result<(Link, SendStream, RecvStream, Reply), PeerError> {
         let is_repeatable = Access::of_wire(&body).is_ok_and(|access| access.is_repeatable());
         let mut repeated = false;
@@ -252,7 +266,7 @@ impl Network {
                 let hello = self.hello_on(&link);
                 let opened = stream::converse(&link, node, hello, asking, &mut sent).await?;
                 let (mut send, mut receive) = (opened.send, opened.receive);
-                if is_whole {
+                if terms.is_whole {
                     let _ = send.finish();
                 }
                 let limit = stream::MAX_REPLY_BYTES;
@@ -262,7 +276,7 @@ impl Network {
             match taken.await {
                 Ok((send, receive, reply)) => return Ok((link, send, receive, reply)),
                 Err(PeerError::Lost { source, .. })
-                    if may_be_dead && !repeated && (is_repeatable || !sent) =>
+                    if terms.repeats && may_be_dead && !repeated && (is_repeatable || !sent) =>
                 {
                     tracing::debug!(node, %source, "request sent once more over a new connection");
                     repeated = true;
@@ -278,7 +292,11 @@ impl Network {
     /// [`PeerError::Refused`] with the peer's error, or no reply by `deadline`.
     pub async fn api(&self, node: &str, deadline: Instant) -> Result<ApiStream, PeerError> {
         let body = request::Body::Api(request::Api::default());
-        let (_, send, receive, answer) = self.ask(node, body, deadline, false).await?;
+        let terms = Terms {
+            is_whole: false,
+            ..WHOLE
+        };
+        let (_, send, receive, answer) = self.ask(node, body, deadline, terms).await?;
         answered(node, answer)?;
         Ok(ApiStream::new(send, receive))
     }

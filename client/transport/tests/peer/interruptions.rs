@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use permafrost_transport::peer::{DumpSender, PeerError, PeerOptions};
+use permafrost_protocol::wire::message::request;
+use permafrost_transport::peer::{DumpSender, FetchReader, PeerError, PeerOptions};
 
-use super::site::{Site, content, deadline, dump_request, finish, send, send_all};
+use super::site::{Site, content, deadline, dump_request, finish, ping, send, send_all};
 
 /// Returns options by which a dead peer is noticed soon; on a busy machine, a connection may at worst be lost
 /// once too often.
@@ -114,6 +115,23 @@ fn a_sender_gives_up_when_the_connection_does_not_come_back_and_so_does_the_rece
         matches!(&end, Some(Err(why)) if why.contains("grace")),
         "{end:?}"
     );
+}
+
+/// With other nodes to turn to, a fetch must not wait until its node is back.
+#[test]
+fn a_fetch_that_others_can_serve_ends_with_its_connection() {
+    let site = Site::new(quick());
+    let proxy = Proxy::start(site.address());
+    let network = site.network_to("here", proxy.address);
+    network.call("there", ping(), deadline()).unwrap();
+    proxy.dropping.store(true, Ordering::SeqCst);
+    let fetch = request::Fetch {
+        checkpoint: "f".repeat(32),
+        ..request::Fetch::default()
+    };
+    let fetched = FetchReader::open_once(&network, "there", fetch, deadline());
+    let error = fetched.map(drop).unwrap_err();
+    assert!(matches!(error, PeerError::Lost { .. }), "{error}");
 }
 
 #[test]
