@@ -57,6 +57,11 @@ pub trait CheckpointSource {
     /// Keeps the pages of the checkpoint for 30 s, even if it is removed. A source whose pages stay anyway does nothing.
     fn hold(&self) {}
 
+    /// Returns true if pages come over a network, so that each request costs a round trip.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
     /// Passes on some pages of an address space, ascending. The pagemap lists them all; indices that it does not list
     /// are skipped.
     ///
@@ -136,6 +141,10 @@ impl<S: CheckpointSource<Error: Into<control::Error>>> CheckpointSource for Repo
 
     fn hold(&self) {
         self.0.hold();
+    }
+
+    fn is_remote(&self) -> bool {
+        self.0.is_remote()
     }
 
     fn range(

@@ -331,7 +331,7 @@ impl Shared<'_> {
 
     /// Answers a fault. Returns false if the mappings are changing: other events have to be read first.
     fn answer(&self, id: TaskId, address: u64) -> Result<bool, LazyError> {
-        let around = if self.order.touched_only {
+        let around = if self.order.touched_only && !self.source.is_remote() {
             1
         } else {
             FAULT_PAGES

@@ -278,6 +278,10 @@ impl CheckpointSource for Failover<'_> {
         &self.manifest
     }
 
+    fn is_remote(&self) -> bool {
+        self.here.is_none()
+    }
+
     fn small(
         &self,
         place: usize,

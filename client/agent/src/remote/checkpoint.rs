@@ -247,6 +247,8 @@ impl RemoteCheckpoint {
                 scope.spawn(move || {
                     if let Err(error) = self.holders.fetch(&holder, true, hold) {
                         tracing::debug!(node = holder, checkpoint = name_of(&self.record), %error, "not held");
+                        // Or the first read would wait for it again.
+                        self.ask_last(&holder);
                     }
                 });
             }

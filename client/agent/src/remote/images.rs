@@ -49,6 +49,10 @@ impl CheckpointSource for RemoteCheckpoint {
         self.hold();
     }
 
+    fn is_remote(&self) -> bool {
+        true
+    }
+
     fn range(
         &self,
         place: usize,
