@@ -104,7 +104,7 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, stream: &UnixStream) {
     bound.end(&*shared.backend, &client);
 }
 
-/// What ends with a connection.
+/// Sessions and checkpoints that end with a connection, and its lazy restore.
 struct Bound<B: Backend> {
     /// Dump whose pages the connection brings.
     dump: Option<PipedDump<B>>,
