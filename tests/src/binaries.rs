@@ -61,6 +61,19 @@ pub fn dir() -> Result<PathBuf> {
     })
 }
 
+/// Returns the file of a program that is named by its path, or found on PATH by its name.
+#[must_use]
+pub fn resolve(path: &Path) -> PathBuf {
+    if path.components().count() > 1 {
+        return std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    }
+    let dirs = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&dirs)
+        .map(|dir| dir.join(path))
+        .find(|path| path.is_file())
+        .unwrap_or_else(|| path.to_path_buf())
+}
+
 /// Returns the path of one binary.
 ///
 /// # Errors

@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result};
 use permafrost_protocol::images::DumpStats;
 
+use crate::binaries;
+
 /// Environment variable that names the CRIU to use.
 pub const CRIU: &str = "PERMAFROST_CRIU";
 /// Environment variable that turns a skipped test into a failed one.
@@ -63,7 +65,7 @@ fn look_for() -> Result<Criu, Unavailable> {
         match check(&candidate) {
             Ok(()) => {
                 return Ok(Criu {
-                    path: resolve(&candidate),
+                    path: binaries::resolve(&candidate),
                 });
             }
             Err(reason) => reasons.push(format!("{}: {reason}", candidate.display())),
@@ -127,17 +129,6 @@ fn surroundings() -> String {
         known += "; no /proc/sys/kernel/ns_last_pid, so the kernel lacks CONFIG_CHECKPOINT_RESTORE";
     }
     known
-}
-
-fn resolve(path: &Path) -> PathBuf {
-    if path.components().count() > 1 {
-        return std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    }
-    let dirs = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&dirs)
-        .map(|dir| dir.join(path))
-        .find(|path| path.is_file())
-        .unwrap_or_else(|| path.to_path_buf())
 }
 
 /// Returns the CRIU for a test, or `None` after saying loudly that the test was skipped.

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::process;
+use crate::{binaries, process};
 
 /// Environment variable that names the etcd to use.
 pub const ETCD: &str = "PERMAFROST_ETCD";
@@ -40,7 +40,7 @@ pub fn find() -> Result<PathBuf, String> {
 fn look_for() -> Result<PathBuf, String> {
     let candidates = match std::env::var_os(ETCD) {
         Some(path) => vec![path.into()],
-        None => vec![PathBuf::from("etcd"), fetched()],
+        None => vec![binaries::resolve(Path::new("etcd")), fetched()],
     };
     let mut reasons = Vec::new();
     for candidate in candidates {

@@ -48,13 +48,14 @@ pub(super) fn thaw<B: Backend>(
     restore: &mut Option<LazyRestore>,
 ) -> Result<control::LazyServed, control::Error> {
     let backend = &*shared.backend;
+    let restore = restore.insert(shared.lazy_restores.begin());
     let criu = UnixStream::from(criu);
     let wanted = Lent {
         checkpoint: &thaw.checkpoint,
         queued: (!thaw.touched_only).then_some(thaw),
     };
     backend.lend(&wanted, &mut Caller(stream), &mut |source, gate| {
-        *restore = Some(shared.lazy_restores.begin(Arc::clone(gate)));
+        restore.waits_at(gate);
         source.hold();
         let begun = has_begun(&criu, stream, &HOLD_PERIOD, &mut || source.hold());
         if !begun.map_err(endpoints::failed("wait for CRIU"))? {
@@ -269,7 +270,7 @@ fn serve<B: Backend>(
     let job = &source.record().job;
     let outcome = admit(shared, job, connection, &mut client).and_then(|connection| {
         // CRIU's daemon brings everything by itself.
-        let _restore = shared.lazy_restores.begin(Arc::default());
+        let _restore = shared.lazy_restores.begin();
         converse(connection, lent)
     });
     if let Err(error) = &outcome {

@@ -19,7 +19,8 @@ pub(super) struct LazyRestores(Arc<Mutex<UnderWay>>);
 
 #[derive(Default)]
 struct UnderWay {
-    gates: HashMap<u64, Arc<FillGate>>,
+    /// Gates of their background transfers, as far as they are known, by their numbers.
+    gates: HashMap<u64, Option<Arc<FillGate>>>,
     last: u64,
     is_stopping: bool,
 }
@@ -31,15 +32,12 @@ pub(super) struct LazyRestore {
 }
 
 impl LazyRestores {
-    /// Records that a restore begins whose background transfer waits at `gate`.
-    pub(super) fn begin(&self, gate: Arc<FillGate>) -> LazyRestore {
+    /// Records that a restore begins.
+    pub(super) fn begin(&self) -> LazyRestore {
         let mut under_way = self.0.lock();
         under_way.last += 1;
         let number = under_way.last;
-        if under_way.is_stopping {
-            gate.open();
-        }
-        under_way.gates.insert(number, gate);
+        under_way.gates.insert(number, None);
         LazyRestore {
             all: Arc::clone(&self.0),
             number,
@@ -53,7 +51,8 @@ impl LazyRestores {
         let found = {
             let mut under_way = self.0.lock();
             under_way.is_stopping = true;
-            under_way.gates.values().for_each(|gate| gate.open());
+            let gates = under_way.gates.values().flatten();
+            gates.for_each(|gate| gate.open());
             under_way.gates.len()
         };
         if found > 0 {
@@ -74,6 +73,17 @@ impl LazyRestores {
     }
 }
 
+impl LazyRestore {
+    /// Records the gate at which the background transfer waits.
+    pub(super) fn waits_at(&self, gate: &Arc<FillGate>) {
+        let mut under_way = self.all.lock();
+        if under_way.is_stopping {
+            gate.open();
+        }
+        under_way.gates.insert(self.number, Some(Arc::clone(gate)));
+    }
+}
+
 impl Drop for LazyRestore {
     fn drop(&mut self) {
         self.all.lock().gates.remove(&self.number);
@@ -89,18 +99,16 @@ mod tests {
         let all = LazyRestores::default();
         assert_eq!(all.finish(Duration::ZERO).await, 0);
         let all = LazyRestores::default();
-        let gates: [Arc<FillGate>; 3] = std::array::from_fn(|_| Arc::default());
-        let [first, second, later] = gates.clone();
-        let first = all.begin(first);
-        let second = all.begin(second);
+        let gates: [Arc<FillGate>; 2] = std::array::from_fn(|_| Arc::default());
+        let [first, second] = [all.begin(), all.begin()];
+        first.waits_at(&gates[0]);
         assert_eq!(all.finish(Duration::ZERO).await, 2);
+        assert!(gates[0].wait_until_open(Duration::ZERO));
         drop(first);
-        let third = all.begin(later);
-        assert_eq!(all.finish(Duration::ZERO).await, 2);
-        for gate in gates {
-            assert!(gate.wait_until_open(Duration::ZERO));
-        }
-        drop((second, third));
+        second.waits_at(&gates[1]);
+        assert!(gates[1].wait_until_open(Duration::ZERO));
+        assert_eq!(all.finish(Duration::ZERO).await, 1);
+        drop(second);
         assert_eq!(all.finish(Duration::MAX).await, 0);
     }
 }

@@ -5,7 +5,7 @@
 //! end.
 
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use parking_lot::Mutex;
 use permafrost_criu::source::{PageRun, ReadError};
@@ -233,26 +233,28 @@ impl RemoteCheckpoint {
         taken.map_err(told)
     }
 
-    /// Has the holders keep the pages for 30 s, even if the checkpoint is removed.
+    /// Has the holders keep the pages for 30 s, even if the checkpoint is removed. Returns once one of them has agreed:
+    /// one that is away takes seconds.
     pub(super) fn hold(&self) {
-        let hold = request::Fetch {
-            manifest_only: true,
-            hold: true,
-            ..fetch_of(&self.record)
-        };
-        // All at once: one that is away takes seconds, and the others must not let go meanwhile.
-        std::thread::scope(|scope| {
-            for holder in self.order() {
-                let hold = hold.clone();
-                scope.spawn(move || {
-                    if let Err(error) = self.holders.fetch(&holder, true, hold) {
-                        tracing::debug!(node = holder, checkpoint = name_of(&self.record), %error, "not held");
-                        // Or the first read would wait for it again.
-                        self.ask_last(&holder);
-                    }
-                });
-            }
-        });
+        let (tell, agreed) = mpsc::channel();
+        for holder in self.order() {
+            let hold = request::Fetch {
+                manifest_only: true,
+                hold: true,
+                ..fetch_of(&self.record)
+            };
+            let (holders, tell) = (Arc::clone(&self.holders), tell.clone());
+            let checkpoint = name_of(&self.record);
+            std::thread::spawn(move || match holders.fetch(&holder, true, hold) {
+                // Nobody waits for the second.
+                Ok(_) => drop(tell.send(())),
+                Err(error) => tracing::debug!(node = holder, checkpoint, %error, "not held"),
+            });
+        }
+        drop(tell);
+        if agreed.recv().is_err() {
+            tracing::debug!(checkpoint = name_of(&self.record), "held by no node");
+        }
     }
 
     /// Passes on every frame with pages of the part, ascending and each once, from one holder after another. Those that

@@ -26,6 +26,9 @@ pub use proof::{LAZY_FLAGS, ProofEncoder};
 /// Time limit for reaching one node, where other nodes are left to ask.
 const REACH: Duration = Duration::from_secs(3);
 
+/// Time for which a node counts as reachable after a reply, for requests that another node can answer as well.
+const FRESH: Duration = Duration::from_secs(1);
+
 /// Most files that are read from one node at once: a process has two.
 const STREAMS: u32 = 512;
 
@@ -68,7 +71,10 @@ pub fn fetch(
 ) -> Result<Arriving, PeerError> {
     let until = Instant::now() + deadline;
     let frames = if others {
-        reach(network, node, deadline)?;
+        // Each page that a restored process waits for would cost two round trips.
+        if !network.has_answered(node, FRESH) {
+            reach(network, node, deadline)?;
+        }
         // It may die before it has agreed. A new connection to it would be tried for as long as it has.
         FetchReader::open_once(network, node, request, until)?
     } else {

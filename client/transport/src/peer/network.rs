@@ -116,6 +116,8 @@ struct Hold {
     used: AtomicBool,
     /// Earliest time of the next bulk stream over TLS, after one has failed.
     dial_at: parking_lot::Mutex<Option<Instant>>,
+    /// Time of the last reply.
+    answered: parking_lot::Mutex<Option<Instant>>,
     _tenure: Tenure,
 }
 
@@ -168,9 +170,13 @@ struct Inner {
 pub(crate) struct Terms {
     /// This side's part of the conversation ends with it.
     pub(crate) is_whole: bool,
-    /// It is sent once more over a new connection if that is lost, where [`Network::call`] does so.
+    /// It is sent once more over a new connection if that is lost, where [`Network::call`] does so. Otherwise others can
+    /// be asked, and a connection is not waited for as long as the reply.
     pub(crate) repeats: bool,
 }
+
+/// Time limit for a connection to a node where others can be asked.
+const CONNECT_ONCE: Duration = Duration::from_secs(3);
 
 /// Terms of most requests.
 pub(crate) const WHOLE: Terms = Terms {
@@ -254,7 +260,11 @@ impl Network {
         let is_repeatable = Access::of_wire(&body).is_ok_and(|access| access.is_repeatable());
         let mut repeated = false;
         loop {
-            let link = self.link(node, deadline).await?;
+            let connected_by = match terms.repeats {
+                true => deadline,
+                false => deadline.min(Instant::now() + CONNECT_ONCE),
+            };
+            let link = self.link(node, connected_by).await?;
             let may_be_dead = link.begin();
             let asking = Asking {
                 body: body.clone(),
@@ -274,7 +284,10 @@ impl Network {
                 Ok((send, receive, reply))
             });
             match taken.await {
-                Ok((send, receive, reply)) => return Ok((link, send, receive, reply)),
+                Ok((send, receive, reply)) => {
+                    *link.hold.answered.lock() = Some(Instant::now());
+                    return Ok((link, send, receive, reply));
+                }
                 Err(PeerError::Lost { source, .. })
                     if terms.repeats && may_be_dead && !repeated && (is_repeatable || !sent) =>
                 {
@@ -284,6 +297,23 @@ impl Network {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Returns true if `node` has answered a request within the last `period`, over the connection that is there.
+    #[must_use]
+    pub fn has_answered(&self, node: &str, period: Duration) -> bool {
+        let Some(way) = self.ways().get(node).cloned() else {
+            return false;
+        };
+        // Locked while a connection is being made.
+        let Ok(way) = way.try_lock() else {
+            return false;
+        };
+        way.link.as_ref().is_some_and(|link| {
+            let answered = *link.hold.answered.lock();
+            link.connection.close_reason().is_none()
+                && answered.is_some_and(|at| at.elapsed() < period)
+        })
     }
 
     /// Opens a connection of HTTP to the API of `node`.
@@ -486,6 +516,7 @@ impl Network {
             shown: own.subject().serial.clone(),
             used: AtomicBool::new(false),
             dial_at: parking_lot::Mutex::default(),
+            answered: parking_lot::Mutex::default(),
             _tenure: tenure,
         });
         Ok(Link {

@@ -123,7 +123,10 @@ fn a_fetch_that_others_can_serve_ends_with_its_connection() {
     let site = Site::new(quick());
     let proxy = Proxy::start(site.address());
     let network = site.network_to("here", proxy.address);
+    assert!(!network.has_answered("there", Duration::MAX));
     network.call("there", ping(), deadline()).unwrap();
+    assert!(network.has_answered("there", Duration::MAX));
+    assert!(!network.has_answered("there", Duration::ZERO));
     proxy.dropping.store(true, Ordering::SeqCst);
     let fetch = request::Fetch {
         checkpoint: "f".repeat(32),
@@ -132,6 +135,12 @@ fn a_fetch_that_others_can_serve_ends_with_its_connection() {
     let fetched = FetchReader::open_once(&network, "there", fetch, deadline());
     let error = fetched.map(drop).unwrap_err();
     assert!(matches!(error, PeerError::Lost { .. }), "{error}");
+    assert!(!network.has_answered("there", Duration::MAX));
+    // Nor is a new connection waited for as long as the reply.
+    let fetch = request::Fetch::default();
+    let fetched = FetchReader::open_once(&network, "there", fetch, deadline());
+    let error = fetched.map(drop).unwrap_err();
+    assert!(matches!(error, PeerError::Unreachable { .. }), "{error}");
 }
 
 #[test]
