@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use permafrost_lazy::FillGate;
 
 /// Most time for lazy restores to finish when a host stops. Service managers wait for 90 s by default.
-pub const FINISHING: Duration = Duration::from_secs(60);
+pub(super) const FINISHING: Duration = Duration::from_secs(60);
 
 /// Interval at which a stop looks whether all have finished.
 const TICK: Duration = Duration::from_millis(20);

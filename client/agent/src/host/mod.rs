@@ -42,7 +42,7 @@ use permafrost_identity::CriuTls;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
 
-use self::lazy_restores::LazyRestores;
+use self::lazy_restores::{FINISHING, LazyRestores};
 use self::limits::Places;
 
 pub(crate) use endpoints::{accept_failed, accept_owner};
@@ -53,7 +53,6 @@ pub use backend::{
 };
 pub use descriptors::raise_descriptor_limit;
 pub use ending::{STOPPING, end_within};
-pub use lazy_restores::FINISHING;
 pub use notify::notify_manager;
 pub use private_memory::keep_memory_private;
 pub use run_dir::make_private_dir;
@@ -266,7 +265,7 @@ impl<B: Backend> Host<B> {
         remove_socket(&page_server_socket(&self.shared.options));
     }
 
-    /// Stops listening, and has lazy restores finish within [`FINISHING`]: their processes would end with this one.
+    /// Stops listening, and has lazy restores finish, within a minute: their processes would end with this one.
     pub async fn finish_lazy_restores(&self) {
         self.stop();
         let left = self.shared.lazy_restores.finish(FINISHING).await;
