@@ -244,7 +244,7 @@ fn control() -> Seeds {
                 permafrost_protocol::control::Progress {
                     done_bytes: 1,
                     total_bytes: 2,
-                    waiting: None,
+                    ..permafrost_protocol::control::Progress::default()
                 },
             )),
         ),

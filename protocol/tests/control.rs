@@ -117,6 +117,8 @@ fn replies() -> Vec<Reply> {
                 starts_in_ms: Some(0),
                 token: "t".into(),
             }),
+            is_log: true,
+            daemon_ended: true,
         }),
         Body::Reserved(Reserved {
             token: "t".into(),

@@ -1,25 +1,36 @@
-//! A process that moves, removes and replaces its memory, and forks, while a lazy restore brings the rest of it.
+//! A process that moves, removes and replaces its memory, and forks, while a lazy restore brings the rest of it, also where
+//! the daemon is killed meanwhile.
 
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use permafrost_tests::criu;
 use permafrost_tests::daemon::{Daemon, Options};
 use permafrost_tests::process;
 use permafrost_tests::script::Script;
+use rustix::process::Signal;
+
+/// Time for what comes soon if all is well.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Bytes of the task's memory, and of a part that it changes as a whole.
 const LEN: usize = 192 << 20;
 const PART: usize = 256 << 10;
 
+/// Of so many parts, one is written by a child.
+const FORKS: usize = 35;
+
 /// Task that reads its memory from a file, and once it is asked to changes one part after another, in a random order:
-/// part `n` by way `n % 5`, see [`expected`]. Children write one part of their memory each, as it is after the fork. At
-/// the end the task writes all of it. System calls are those of x86-64.
+/// part `n` by way `n % 5`, see [`expected`]. Children write one part of their memory each, as it is after the fork, unless
+/// `forks` is 0. At the end the task writes all of it. System calls are those of x86-64.
 const TASK: &str = r#"
 use strict;
-my ($dir, $len, $part) = @ARGV;
+my ($dir, $len, $part, $forks) = @ARGV;
 my ($read, $pwrite, $mmap, $munmap, $mremap, $madvise) = (0, 18, 9, 11, 25, 28);
 my ($private, $fixed, $dontneed) = (0x22, 0x32, 4);
 sub call { my $got = syscall($_[0], map { $_ + 0 } @_[1 .. $#_]); die "call $_[0]: $!" if $got == -1; return $got; }
@@ -48,7 +59,7 @@ for my $n (@order) {
     if ($way == 1) { call($munmap, $at, $part); call($mmap, $at, $part, 3, $fixed, -1, 0); }
     if ($way == 2) { call($madvise, $at, $part, $dontneed); }
     if ($way == 3) { call($mmap, $at, $part, 3, $fixed, -1, 0); }
-    if ($way == 4 && $n % 35 == 4) {
+    if ($way == 4 && $forks && $n % $forks == 4) {
         my $child = fork;
         die "fork: $!" if !defined $child;
         if (!$child) { put($children, $at, $part, $n * $part); require POSIX; POSIX::_exit(0); }
@@ -72,58 +83,201 @@ fn expected(part: usize, was: &[u8]) -> Vec<u8> {
     }
 }
 
+/// A task and its daemon.
+struct Site {
+    daemon: Daemon,
+    pattern: Vec<u8>,
+    task: Script,
+    work: tempfile::TempDir,
+}
+
+impl Site {
+    /// Dumps the task `script`, which has `len` bytes of random memory, as job `a`.
+    fn with_dump(test: &str, script: &str, len: usize, forks: usize) -> Option<Self> {
+        if !cfg!(target_arch = "x86_64") {
+            eprintln!("{test}: skipped: its task makes system calls of x86-64");
+            return None;
+        }
+        criu::for_test(test)?;
+        process::adopt_orphans().unwrap();
+        let work = tempfile::tempdir().unwrap();
+        let daemon = Self::start_daemon(work.path());
+        let mut pattern = vec![0; len];
+        let mut random = File::open("/dev/urandom").unwrap();
+        random.read_exact(&mut pattern).unwrap();
+        fs::write(work.path().join("pattern"), &pattern).unwrap();
+        let mut perl = Command::new("setsid");
+        perl.arg("perl");
+        let numbers = [len as u64, PART as u64, forks as u64];
+        let mut task = Script::start(work.path(), script, &mut perl, &numbers).unwrap();
+        let pid = task.pid().to_string();
+        daemon.run(&["dump", "--job", "a", "--pid", &pid]).unwrap();
+        task.wait_until_gone().unwrap();
+        fs::write(work.path().join("go"), []).unwrap();
+        Some(Self {
+            daemon,
+            pattern,
+            task,
+            work,
+        })
+    }
+
+    fn start_daemon(work: &Path) -> Daemon {
+        let options = Options {
+            region_mib: 512,
+            ..Options::default()
+        };
+        Daemon::start(work, &options).unwrap()
+    }
+
+    /// Kills the daemon, and starts another one.
+    fn replace_daemon(&mut self) {
+        process::signal(self.daemon.pid(), Signal::KILL).unwrap();
+        process::wait_for("the end of the daemon", LIMIT, || {
+            Ok((!self.daemon.is_running()).then_some(()))
+        })
+        .unwrap();
+        self.daemon = Self::start_daemon(self.work.path());
+    }
+
+    fn begin_restore(&self, option: &str) -> Child {
+        let mut restore = self.daemon.command().unwrap();
+        restore.args(["restore", "a", option]);
+        restore.stdout(Stdio::null()).stderr(Stdio::piped());
+        restore.spawn().unwrap()
+    }
+
+    fn has(&self, file: &str) -> bool {
+        self.work.path().join(file).exists()
+    }
+
+    fn read(&self, file: &str) -> Vec<u8> {
+        fs::read(self.work.path().join(file)).unwrap()
+    }
+
+    /// Ends the task, and checks that its restore was a success.
+    fn end(&self, restore: Child) {
+        process::kill(&[self.task.pid()]);
+        let ended = restore.wait_with_output().unwrap();
+        assert!(ended.status.success(), "{ended:?}");
+    }
+
+    /// Checks what [`TASK`] has written.
+    fn assert_changed(&self, what: &str) {
+        let memory = self.read("memory");
+        for (part, was) in self.pattern.chunks(PART).enumerate() {
+            let is = &memory[part * PART..][..PART];
+            assert!(is == expected(part, was), "{what}, part {part}");
+        }
+    }
+
+    /// Checks what the children of [`TASK`] have written.
+    fn assert_forked(&self, what: &str) {
+        let children = File::open(self.work.path().join("children")).unwrap();
+        for (part, was) in self.pattern.chunks(PART).enumerate() {
+            if part % FORKS == 4 {
+                let mut childs = vec![0; PART];
+                let at = (part * PART) as u64;
+                children.read_exact_at(&mut childs, at).unwrap();
+                assert!(childs == was, "{what}, part {part} of a child");
+            }
+        }
+    }
+}
+
 #[test]
 fn memory_is_what_it_was_wherever_it_went_meanwhile() {
     const TEST: &str = "memory_is_what_it_was_wherever_it_went_meanwhile";
-    if !cfg!(target_arch = "x86_64") {
-        eprintln!("{TEST}: skipped: its task makes system calls of x86-64");
+    let Some(site) = Site::with_dump(TEST, TASK, LEN, FORKS) else {
         return;
-    }
-    if criu::for_test(TEST).is_none() {
-        return;
-    }
-    process::adopt_orphans().unwrap();
-    let work = tempfile::tempdir().unwrap();
-    let options = Options {
-        region_mib: 512,
-        ..Options::default()
     };
-    let daemon = Daemon::start(work.path(), &options).unwrap();
-    let mut pattern = vec![0; LEN];
-    let mut random = File::open("/dev/urandom").unwrap();
-    random.read_exact(&mut pattern).unwrap();
-    fs::write(work.path().join("pattern"), &pattern).unwrap();
-    let mut perl = Command::new("setsid");
-    perl.arg("perl");
-    let lengths = [LEN as u64, PART as u64];
-    let mut task = Script::start(work.path(), TASK, &mut perl, &lengths).unwrap();
-    let pid = task.pid().to_string();
-    let dumped = ["dump", "--job", "a", "--pid", &pid];
-    daemon.run(&dumped).unwrap();
-    task.wait_until_gone().unwrap();
-    fs::write(work.path().join("go"), []).unwrap();
     for option in ["--lazy", "--hybrid", "--touched-only"] {
-        let _ = fs::remove_file(work.path().join("memory"));
-        let mut restore = daemon.command().unwrap();
-        restore.args(["restore", "a", option]);
-        restore.stdout(Stdio::null()).stderr(Stdio::piped());
-        let restore = restore.spawn().unwrap();
-        task.wait_for("memory").unwrap();
-        let memory = fs::read(work.path().join("memory")).unwrap();
-        let children = File::open(work.path().join("children")).unwrap();
-        for (part, was) in pattern.chunks(PART).enumerate() {
-            let is = &memory[part * PART..][..PART];
-            assert!(is == expected(part, was), "{option}, part {part}");
-            if part % 35 == 4 {
-                let mut childs = vec![0; PART];
-                children
-                    .read_exact_at(&mut childs, (part * PART) as u64)
-                    .unwrap();
-                assert!(childs == was, "{option}, part {part} of a child");
-            }
-        }
-        process::kill(&[pid.parse().unwrap()]);
-        let ended = restore.wait_with_output().unwrap();
-        assert!(ended.status.success(), "{option}: {ended:?}");
+        let _ = fs::remove_file(site.work.path().join("memory"));
+        let restore = site.begin_restore(option);
+        site.task.wait_for("memory").unwrap();
+        site.assert_changed(option);
+        site.assert_forked(option);
+        site.end(restore);
     }
+}
+
+/// A fork that a daemon was about to pass on when it was killed would end the task, so that this one has no children.
+#[test]
+fn memory_is_what_it_was_although_the_daemon_was_killed_again_and_again() {
+    const TEST: &str = "memory_is_what_it_was_although_the_daemon_was_killed_again_and_again";
+    let Some(mut site) = Site::with_dump(TEST, TASK, LEN, 0) else {
+        return;
+    };
+    let pid = site.task.pid();
+    for option in ["--touched-only", "--lazy"] {
+        let _ = fs::remove_file(site.work.path().join("memory"));
+        let restore = site.begin_restore(option);
+        process::wait_for("the first pages", LIMIT, || {
+            Ok((process::own_memory_bytes(pid) > 8 << 20).then_some(()))
+        })
+        .unwrap();
+        let mut kills = 0;
+        while !site.has("memory") {
+            site.replace_daemon();
+            kills += 1;
+            thread::sleep(Duration::from_millis(30 * (1 + kills % 5)));
+        }
+        eprintln!("{option}: {kills} daemons were killed");
+        assert!(kills > 0);
+        site.assert_changed(option);
+        site.end(restore);
+    }
+    let log = fs::read_to_string(site.work.path().join("run/lazy-keeper.log")).unwrap();
+    assert!(log.contains("lazy-daemon-awaited"), "{log}");
+}
+
+/// Task with a child that is forked while memory is missing. Both write their memory when they are asked to.
+const FORKING_TASK: &str = r#"
+use strict;
+my ($dir, $len) = @ARGV;
+open(my $in, '<', "$dir/pattern") or die "pattern: $!";
+read($in, my $memory, $len) == $len or die "short: $!";
+close $in;
+sub wait_for { select(undef, undef, undef, 0.002) until -e "$dir/$_[0]"; }
+sub put {
+    open(my $out, '>', "$dir/$_[0].new") or die "$_[0]: $!";
+    print $out $_[1] or die "$_[0]: $!";
+    close $out or die "$_[0]: $!";
+    rename("$dir/$_[0].new", "$dir/$_[0]") or die "rename: $!";
+}
+put('ready', 'y');
+wait_for('go');
+my $child = fork;
+die "fork: $!" if !defined $child;
+if ($child) { put('forked', $child); }
+wait_for('write');
+put($child ? 'memory' : 'childs', $memory);
+sleep 1 while 1;
+"#;
+
+#[test]
+fn a_child_that_was_forked_is_taken_over_too() {
+    const TEST: &str = "a_child_that_was_forked_is_taken_over_too";
+    let Some(mut site) = Site::with_dump(TEST, FORKING_TASK, 16 << 20, 0) else {
+        return;
+    };
+    let restore = site.begin_restore("--touched-only");
+    site.task.wait_for("forked").unwrap();
+    let log = site.work.path().join("run/lazy-keeper.log");
+    process::wait_for("the child in the keeper", LIMIT, || {
+        let log = fs::read_to_string(&log)?;
+        Ok(log.contains("lazy-process-forked").then_some(()))
+    })
+    .unwrap();
+    for _ in 0..2 {
+        site.replace_daemon();
+    }
+    fs::write(site.work.path().join("write"), []).unwrap();
+    for file in ["memory", "childs"] {
+        site.task.wait_for(file).unwrap();
+        assert!(site.read(file) == site.pattern, "{file}");
+    }
+    let child = String::from_utf8(site.read("forked")).unwrap();
+    process::kill(&[child.parse().unwrap()]);
+    site.end(restore);
 }

@@ -78,8 +78,14 @@ impl Site {
 
     /// Begins a restore that brings only what is accessed. Returns once the task runs.
     fn touched_only(&self) -> (Child, BufReader<ChildStderr>) {
+        self.touched_only_with(&[])
+    }
+
+    /// Does so with more arguments.
+    fn touched_only_with(&self, arguments: &[&str]) -> (Child, BufReader<ChildStderr>) {
         let mut command = self.daemon.command().unwrap();
         command.args(["restore", "a", "--touched-only"]);
+        command.args(arguments);
         let mut child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -163,13 +169,31 @@ fn a_process_runs_and_writes_while_its_memory_comes() {
     site.assert_sound();
     site.kill();
 
-    // A process must not see zeros because the daemon has gone, with the command or without it.
+    // Another daemon takes the process over, with the command or without it.
     let (mut child, _told) = site.touched_only();
     process::signal(child.id(), Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(INTERRUPTED));
     site = site.with_new_daemon();
-    site.task.wait_until_gone().unwrap();
+    site.task.modify().unwrap();
+    site.assert_sound();
+    site.kill();
     let (mut child, mut told) = site.touched_only();
+    site = site.with_new_daemon();
+    let mut said = String::new();
+    told.read_line(&mut said).unwrap();
+    assert!(said.contains("waits for it to come back"), "{said}");
+    site.assert_sound();
+    site.kill();
+    assert!(child.wait().unwrap().success());
+
+    // A process must not see zeros because the daemon has gone and none comes back, with the command or without it.
+    let at_once = ["--daemon-timeout", "0s"];
+    let (mut child, _told) = site.touched_only_with(&at_once);
+    process::signal(child.id(), Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(INTERRUPTED));
+    site = site.with_new_daemon();
+    site.task.wait_until_gone().unwrap();
+    let (mut child, mut told) = site.touched_only_with(&at_once);
     let log = site.work.path().join("run/lazy-keeper.log");
     site.daemon.kill().unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(UNREACHABLE));

@@ -26,7 +26,7 @@ pub enum LazyError {
     #[error("CRIU restores process {pid}, which the checkpoint does not have")]
     UnknownProcess {
         /// Pid of the process in its namespace.
-        pid: i32,
+        pid: u32,
     },
     /// The checkpoint lacks a page that its pagemap lists.
     #[error("process {pid}: the checkpoint lacks the page at {address:#x}")]
@@ -36,6 +36,17 @@ pub enum LazyError {
         /// Address of the page when it was dumped.
         address: u64,
     },
+    /// A log of events is of another checkpoint or of other processes.
+    #[error("the log of the daemon that has ended is not of this restore")]
+    OtherRestore,
+    /// A log of events has no more room, or would take too much memory.
+    #[error(
+        "the mappings changed more often than the log of the daemon that has ended has room for"
+    )]
+    ManyChanges,
+    /// A daemon has ended after a process had forked, and before it could pass on the child.
+    #[error("the daemon ended while a process forked: the child's memory was lost")]
+    LostFork,
     /// An image that says where the pages are is damaged.
     #[error("{0}")]
     Image(#[from] ImageError),
@@ -61,8 +72,10 @@ impl LazyError {
 impl ReportedError for LazyError {
     fn code(&self) -> ErrorCode {
         match self {
-            Self::GivenUp => ErrorCode::Conflict,
-            Self::Protocol { .. } | Self::UnknownProcess { .. } => ErrorCode::Invalid,
+            Self::GivenUp | Self::ManyChanges | Self::LostFork => ErrorCode::Conflict,
+            Self::Protocol { .. } | Self::UnknownProcess { .. } | Self::OtherRestore => {
+                ErrorCode::Invalid
+            }
             Self::Image(_) | Self::NoPage { .. } => ErrorCode::Corrupt,
             Self::Source(error) => error.code(),
             Self::NotHeld | Self::Io { .. } => ErrorCode::Internal,
@@ -79,6 +92,9 @@ impl ReportedError for LazyError {
             }
             Self::NotHeld => "CRIU runs no action scripts here: restore with --stream",
             Self::GivenUp => "the log of CRIU says why",
+            Self::OtherRestore | Self::ManyChanges | Self::LostFork => {
+                "restore the checkpoint again"
+            }
             Self::Io { source, .. } if is_full(source) => {
                 "each process takes a descriptor: raise LimitNOFILE of permafrostd, or restore with --stream"
             }

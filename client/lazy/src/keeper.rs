@@ -1,7 +1,8 @@
 //! Keeper of the userfaultfds of lazily restored processes, in a process of its own.
 //!
 //! CRIU hands the processes over to the keeper, which hands duplicates to the daemon. So while the keeper lives, nothing
-//! that happens to the daemon lets a missing page read as zeros: the process waits for it, until the keeper ends it.
+//! that happens to the daemon lets a missing page read as zeros: the process waits for it, until the keeper has handed it
+//! over to another daemon, or ends it.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -13,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use permafrost_protocol::control::request;
 use permafrost_transport::framing;
 use permafrost_userfault::Userfault;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -53,6 +55,16 @@ pub struct LazyKeeper {
 #[derive(Default)]
 struct Kept {
     userfaults: Vec<KeptUserfault>,
+    /// Pids of the processes that CRIU has handed over, as they were dumped.
+    dumped: Vec<u32>,
+    /// Number of forked processes whose userfaultfds have come.
+    forks: u64,
+    /// Log of the events that the daemon has read.
+    log: Option<OwnedFd>,
+    /// True once all processes run.
+    is_restored: bool,
+    /// True if the userfaultfd of a fork could not be kept.
+    has_lost_fork: bool,
     processes: TreeHandles,
     /// Pids in this namespace, by pids in the processes' own one.
     pids: HashMap<u32, u32>,
@@ -64,6 +76,8 @@ struct Kept {
 
 /// Userfaultfd of a process.
 struct KeptUserfault {
+    /// Number of the process in the restore: see [`request::Takeover`].
+    number: u64,
     /// Pid in the process's own namespace; `None` of a process that was forked meanwhile.
     pid: Option<u32>,
     userfault: Userfault,
@@ -170,6 +184,9 @@ impl LazyKeeper {
         if number == RESTORE_FINISHED && !is_registered {
             return Err(LazyError::NotHeld);
         }
+        if number == RESTORE_FINISHED {
+            self.kept.lock().is_restored = true;
+        }
         // A daemon that has gone away takes nothing. The processes are ended then, which CRIU finds out.
         if let Err(error) = daemon.write_all(&word) {
             tracing::debug!(%error, "the daemon does not read");
@@ -213,18 +230,66 @@ impl LazyKeeper {
     /// # Errors
     /// It is no userfaultfd.
     pub fn add_fork(&self, userfault: OwnedFd) -> io::Result<()> {
-        let userfault = Userfault::new(userfault)?;
+        let userfault = Userfault::new(userfault);
         let mut kept = self.kept.lock();
-        kept.userfaults.push(KeptUserfault {
-            pid: None,
-            userfault,
-        });
         kept.has_forked = true;
+        kept.has_lost_fork |= userfault.is_err();
+        let number = kept.dumped.len() as u64 + kept.forks;
+        kept.forks += 1;
+        kept.userfaults.push(KeptUserfault {
+            number,
+            pid: None,
+            userfault: userfault?,
+        });
         tracing::info!(
             event = "lazy-process-forked",
             "a process has forked before all of its memory was there"
         );
         Ok(())
+    }
+
+    /// Keeps the log of the events that a daemon reads from now on.
+    pub fn set_log(&self, log: OwnedFd) {
+        self.kept.lock().log = Some(log);
+    }
+
+    /// Returns true if another daemon can take the processes over: all of them run, and the keeper has all there are, and
+    /// the log.
+    pub fn can_be_taken_over(&self) -> bool {
+        let kept = self.kept.lock();
+        kept.is_restored && !kept.has_lost_fork && kept.log.is_some()
+    }
+
+    /// Returns what another daemon needs to take the processes over, and the log of the one that has ended; `None` if it
+    /// cannot.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn takeover(&self) -> io::Result<Option<(request::Takeover, OwnedFd)>> {
+        if !self.can_be_taken_over() {
+            return Ok(None);
+        }
+        let kept = self.kept.lock();
+        let takeover = request::Takeover {
+            pids: kept.dumped.clone(),
+            forks: kept.forks,
+        };
+        let log = kept.log.as_ref().map(OwnedFd::try_clone).transpose()?;
+        Ok(log.map(|log| (takeover, log)))
+    }
+
+    /// Hands the processes over to another daemon.
+    ///
+    /// # Errors
+    /// The daemon does not read.
+    pub fn hand_over(&self, mut daemon: &UnixStream) -> io::Result<()> {
+        let kept = self.kept.lock();
+        for kept in &kept.userfaults {
+            let number = i32::try_from(kept.number).map_err(io::Error::other)?;
+            daemon.write_all(&number.to_ne_bytes())?;
+            framing::send_fd(daemon, kept.userfault.as_fd())?;
+        }
+        daemon.write_all(&RESTORE_FINISHED.to_ne_bytes())
     }
 
     /// Looks for children of the processes, and lets go of those that have ended. Called several times a second.
@@ -317,7 +382,10 @@ impl LazyKeeper {
 
     fn add(&self, pid: u32, userfault: Userfault, ancestors: [u32; 2]) {
         let mut kept = self.kept.lock();
+        let number = kept.dumped.len() as u64;
+        kept.dumped.push(pid);
         kept.userfaults.push(KeptUserfault {
+            number,
             pid: Some(pid),
             userfault,
         });

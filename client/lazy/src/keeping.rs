@@ -8,10 +8,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::{
-    LazyServed, Reply, ReportedError as _, Request, reply, request,
+    ErrorCode, LazyServed, Progress, Reply, ReportedError as _, Request, reply, request,
 };
 use permafrost_transport::control::{Connection, ControlError};
 use permafrost_transport::framing;
@@ -30,17 +30,28 @@ struct Limits {
     connect: Duration,
     /// Time for CRIU to end by itself when its processes were killed.
     grace: Duration,
+    /// Time for a daemon that has ended to come back.
+    daemon: Duration,
 }
 
-const LIMITS: Limits = Limits {
-    connect: Duration::from_secs(60),
-    grace: Duration::from_secs(2),
-};
+impl Limits {
+    fn new(daemon: Duration) -> Self {
+        Self {
+            connect: Duration::from_secs(60),
+            grace: Duration::from_secs(2),
+            daemon,
+        }
+    }
+}
+
+/// Interval at which a keeper tries to reach a daemon that has ended.
+const DAEMON_TICK: Duration = Duration::from_millis(100);
 
 /// Takes one Thaw from `command`, with the socket to which CRIU connects, sends it to the daemon and passes on the
-/// replies. Keeps the processes until they lack no pages or have ended, also without the command. If the daemon goes
-/// away, ends the processes, and replies with an empty message. CRIU restores from the directory `images`, and descends
-/// from process `parent`, or is its child's sibling.
+/// replies. Keeps the processes until they lack no pages or have ended, also without the command. If the daemon ends, hands
+/// the processes over to the one that comes back within `daemon_timeout`. If none does, ends the processes, and replies
+/// with an empty message. CRIU restores from the directory `images`, and descends from process `parent`, or is its child's
+/// sibling.
 ///
 /// # Errors
 /// The command sends something else; the daemon cannot be reached, which the command learns; no descriptor is left.
@@ -48,9 +59,11 @@ pub fn keep(
     command: &UnixStream,
     parent: u32,
     images: &Path,
-    connect: impl FnOnce() -> Result<Connection, ControlError>,
+    daemon_timeout: Duration,
+    connect: impl Fn() -> Result<Connection, ControlError>,
 ) -> io::Result<()> {
-    keep_within(&LIMITS, command, parent, images, connect)
+    let limits = Limits::new(daemon_timeout);
+    keep_within(&limits, command, parent, images, connect)
 }
 
 fn keep_within(
@@ -58,7 +71,7 @@ fn keep_within(
     command: &UnixStream,
     parent: u32,
     images: &Path,
-    connect: impl FnOnce() -> Result<Connection, ControlError>,
+    connect: impl Fn() -> Result<Connection, ControlError>,
 ) -> io::Result<()> {
     let received = framing::recv::<Request>(command).map_err(io::Error::other)?;
     let (request, mut fds) = received.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -73,7 +86,7 @@ fn keep_within(
     );
     let (daemon, theirs) = UnixStream::pair()?;
     let begun = connect().and_then(|mut connection| {
-        connection.begin(thaw, Some(theirs.as_fd()))?;
+        connection.begin(thaw.clone(), Some(theirs.as_fd()))?;
         let canceller = connection.canceller().map_err(ControlError::Send)?;
         Ok((connection, canceller))
     });
@@ -124,7 +137,7 @@ fn keep_within(
                 keeper.refresh();
             }
         });
-        let served = connection.finish_with::<request::Thaw>(&mut |progress, fds| {
+        let mut on_progress = |progress: &Progress, fds: Vec<OwnedFd>| {
             if progress.waiting.is_none() {
                 admitted = None;
             }
@@ -132,9 +145,45 @@ fn keep_within(
                 // A command that does not read must not keep this process from reading.
                 true if keeper.has_criu() && !is_ready(command) => {}
                 true => tell(command, Some(reply::Body::Progress(progress.clone()))),
+                false if progress.is_log => fds.into_iter().for_each(|fd| keeper.set_log(fd)),
                 false => fds.into_iter().for_each(|fd| keep_fork(keeper, fd)),
             }
-        });
+        };
+        let mut served = connection.finish_with::<request::Thaw>(&mut on_progress);
+        let mut successors = Successors {
+            keeper,
+            thaw: &thaw,
+            connect: &connect,
+            timeout: limits.daemon,
+            awaited: None,
+        };
+        while let Err(error) = &served
+            && is_lost(error)
+            && keeper.can_be_taken_over()
+        {
+            tracing::warn!(
+                event = "lazy-daemon-awaited",
+                %error,
+                seconds = limits.daemon.as_secs(),
+                "the daemon brings no more memory: the processes wait for it to come back"
+            );
+            let daemon_ended = true;
+            let awaited = Progress {
+                daemon_ended,
+                ..Progress::default()
+            };
+            on_progress(&awaited, Vec::new());
+            match successors.next() {
+                Ok(Some(mut connection)) => {
+                    served = connection.finish_with::<request::Thaw>(&mut on_progress);
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::error!(event = "lazy-takeover-failed", %error, "the processes cannot be handed over");
+                    break;
+                }
+            }
+        }
         drop(admitted);
         drop(over);
         match &served {
@@ -177,6 +226,74 @@ fn keep_within(
         keeper.hold_until_gone();
     }
     Ok(())
+}
+
+/// The daemons that come in the place of one that has ended.
+struct Successors<'a, C> {
+    keeper: &'a LazyKeeper,
+    thaw: &'a request::Thaw,
+    connect: C,
+    /// Time for one to come. One that serves for longer than that has come for good.
+    timeout: Duration,
+    /// Time until which one may come, and time at which the last one came.
+    awaited: Option<(Instant, Instant)>,
+}
+
+impl<C: Fn() -> Result<Connection, ControlError>> Successors<'_, C> {
+    /// Waits for the next daemon, and hands the processes over to it; `None` if they cannot be, or none comes in time.
+    fn next(&mut self) -> io::Result<Option<Connection>> {
+        let now = Instant::now();
+        let until = match self.awaited {
+            Some((until, came)) if now - came < self.timeout => until,
+            _ => now + self.timeout,
+        };
+        while Instant::now() < until {
+            let Some((takeover, log)) = self.keeper.takeover()? else {
+                return Ok(None);
+            };
+            match self.hand_over(takeover, log) {
+                Ok(connection) => {
+                    self.awaited = Some((until, Instant::now()));
+                    return Ok(Some(connection));
+                }
+                Err(error) => tracing::debug!(%error, "the daemon is not back"),
+            }
+            thread::sleep(DAEMON_TICK);
+        }
+        Ok(None)
+    }
+
+    fn hand_over(
+        &self,
+        takeover: request::Takeover,
+        log: OwnedFd,
+    ) -> Result<Connection, ControlError> {
+        let (daemon, theirs) = UnixStream::pair().map_err(ControlError::Send)?;
+        let thaw = request::Thaw {
+            takeover: Some(takeover),
+            ..self.thaw.clone()
+        };
+        let mut connection = (self.connect)()?;
+        connection.begin_with_all(thaw, &[theirs.as_fd(), log.as_fd()])?;
+        drop(theirs);
+        // A daemon that does not take them says why.
+        if let Err(error) = self.keeper.hand_over(&daemon) {
+            tracing::debug!(%error, "the daemon does not take the processes");
+        }
+        Ok(connection)
+    }
+}
+
+/// Returns true if the daemon has ended, or does not serve yet.
+fn is_lost(error: &ControlError) -> bool {
+    match error {
+        ControlError::Unexpected { .. } => false,
+        ControlError::Refused { code, .. } => *code == ErrorCode::Unavailable,
+        ControlError::Closed
+        | ControlError::Receive(_)
+        | ControlError::Send(_)
+        | ControlError::Unreachable { .. } => true,
+    }
 }
 
 /// Waits for CRIU to connect: as long as the restore is queued, and then for `patience`. Returns `None` if it does not,
@@ -239,6 +356,8 @@ mod tests {
     use std::io::Read as _;
     use std::path::PathBuf;
 
+    use parking_lot::Mutex;
+
     use permafrost_protocol::control::{self, ErrorCode, Progress, Waiting};
 
     use super::*;
@@ -250,6 +369,7 @@ mod tests {
     const IMPATIENT: Limits = Limits {
         connect: Duration::ZERO,
         grace: Duration::MAX,
+        daemon: Duration::ZERO,
     };
 
     /// A keeper with a Thaw, and both of its peers.
@@ -286,9 +406,10 @@ mod tests {
             let (sender, ended) = mpsc::channel();
             thread::spawn(move || {
                 let _sender = sender;
-                let connect = || match is_reachable {
-                    true => Ok(Connection::from_stream(to_daemon)),
-                    false => Err(no_daemon()),
+                let daemon = Mutex::new(is_reachable.then_some(to_daemon));
+                let connect = || {
+                    let daemon = daemon.lock().take();
+                    daemon.map(Connection::from_stream).ok_or_else(no_daemon)
                 };
                 let _ = keep_within(
                     &IMPATIENT,

@@ -22,11 +22,13 @@ mod keeping;
 mod missing;
 mod placing;
 mod registering;
+mod takeover;
 mod tasks;
 mod touched;
 
 use std::io::{self, ErrorKind, Read as _};
 use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,9 +44,10 @@ pub use keeper::LazyKeeper;
 pub use keeping::keep;
 pub use permafrost_userfault::try_open;
 pub use placing::{PlacingSockets, place};
+pub use takeover::Takeover;
 pub use touched::{TouchedPage, TouchedPages};
 
-use self::tasks::{Shared, Task, TaskId, WAKE};
+use self::tasks::{LackingMemory, Shared, Task, TaskId, WAKE};
 use permafrost_criu::source::{LazySource, PageRun, ReadError};
 
 /// Word that CRIU sends when all processes run (`LAZY_PAGES_RESTORE_FINISHED`). No pid is as high.
@@ -88,6 +91,8 @@ pub enum LazyEvent<'a> {
     },
     /// A process has forked. Whoever keeps a duplicate keeps the child's accesses waiting if this process ends too early.
     Forked(&'a Userfault),
+    /// The events that are read from now on are in this log. Whoever keeps it can have another process take over.
+    Logged(BorrowedFd<'a>),
 }
 
 /// Order in which pages are brought.
@@ -134,13 +139,15 @@ impl LazyFailure {
     }
 }
 
-/// Brings the pages of a checkpoint to the processes that CRIU restores and hands over on `criu`. Returns when none is
-/// missing or the processes have ended. `told` learns what happens.
+/// Brings the pages of a checkpoint to the processes that CRIU restores and hands over on `criu`, or that a keeper hands
+/// over there because the daemon has ended that had begun. Returns when none is missing or the processes have ended. `told`
+/// learns what happens.
 ///
 /// # Errors
-/// CRIU gave up; a page cannot be read or placed. The processes must be ended.
+/// CRIU gave up; a page cannot be read or placed; the processes cannot be taken over. The processes must be ended.
 pub fn bring(
     criu: &UnixStream,
+    takeover: Option<&Takeover<'_>>,
     source: &dyn LazySource,
     order: LazyOrder<'_>,
     told: &mut dyn FnMut(LazyEvent<'_>),
@@ -149,7 +156,14 @@ pub fn bring(
         error,
         held: Vec::new(),
     };
-    let shared = Shared::new(source, order).map_err(failed)?;
+    let mut shared = Shared::new(source, order).map_err(failed)?;
+    if let Some(takeover) = takeover {
+        shared.take_over(criu, takeover).map_err(failed)?;
+    }
+    // Whoever keeps it has it before any event is read.
+    if let Some(log) = shared.log.lock().descriptor() {
+        told(LazyEvent::Logged(log));
+    }
     let shared = &shared;
     std::thread::scope(|scope| {
         let start = |thread: usize| {
@@ -166,7 +180,11 @@ pub fn bring(
             // Without this the threads that were started would wait for ever, and the processes with them.
             return shared.fail(LazyError::io("start a thread")(error));
         }
-        match shared.receive(criu) {
+        let received = match takeover {
+            Some(_) => Ok(()),
+            None => shared.receive(criu),
+        };
+        match received {
             Ok(()) => shared.watch(told),
             Err(error) => shared.fail(error),
         }
@@ -203,7 +221,8 @@ impl Shared<'_> {
             let fd = framing::recv_fd(criu).map_err(&failed)?;
             criu.set_read_timeout(Some(TICK)).map_err(&failed)?;
             let userfault = Userfault::new(fd).map_err(LazyError::io("take a userfaultfd"))?;
-            self.add(Task::new(self.source, word, userfault)?)?;
+            let memory = LackingMemory::of(self.source, word.unsigned_abs())?;
+            self.add(Task::new(memory, userfault))?;
         }
         Ok(Some(word))
     }
@@ -307,7 +326,8 @@ impl Shared<'_> {
             let Some(task) = state.tasks.get_mut(&id) else {
                 return;
             };
-            match task.userfault.next_event() {
+            let event = self.log.lock().next_event(&task.userfault, id);
+            match event {
                 Ok(None) => return,
                 Ok(Some(FaultEvent::Fault { address })) => {
                     pending.push((id, address & !(PAGE_BYTES - 1)));
@@ -341,7 +361,7 @@ impl Shared<'_> {
             let Some(task) = state.tasks.get(&id) else {
                 return Ok(true);
             };
-            let Some(range) = task.missing.at(address) else {
+            let Some(range) = task.memory.missing.at(address) else {
                 let zeroed = task.userfault.zero(address, PAGE_BYTES);
                 return match zeroed {
                     Ok(_) => Ok(true),
@@ -360,7 +380,7 @@ impl Shared<'_> {
                     }
                 };
             };
-            let found = (task.place, task.pid, range);
+            let found = (task.memory.place, task.memory.pid, range);
             if !state.in_flight.insert((id, address)) {
                 return Ok(true);
             }
@@ -456,7 +476,7 @@ impl Shared<'_> {
                 return Ok(true);
             };
             let at = start + (from + done - image);
-            let part = match task.missing.at(at) {
+            let part = match task.memory.missing.at(at) {
                 Some(range) if range.image == from + done => {
                     (range.end - at).min(len - done).min(most)
                 }
@@ -487,7 +507,7 @@ impl Shared<'_> {
             }
             match placed {
                 Ok(bytes) => {
-                    task.missing.remove(at, at + bytes);
+                    task.memory.missing.remove(at, at + bytes);
                     state.bytes += bytes;
                     // Only the background transfer waits.
                     if waits {
@@ -497,13 +517,19 @@ impl Shared<'_> {
                 }
                 Err(PlacementError::Unmapped) if part > PAGE_BYTES => most = PAGE_BYTES,
                 // A child may lack mappings of its parent, of which there is no event. What it has is registered.
-                Err(PlacementError::Unmapped) if task.is_forked => {
-                    task.missing.remove(at, at + PAGE_BYTES);
+                Err(PlacementError::Unmapped) if task.memory.is_forked => {
+                    task.memory.missing.remove(at, at + PAGE_BYTES);
                     task.userfault.wake(at, at + PAGE_BYTES)?;
                     done += PAGE_BYTES;
                 }
                 Err(PlacementError::Unmapped) if task.is_unmapped_for_long(at) => {
                     return Err(unregistered(at));
+                }
+                // Another daemon has placed it.
+                Err(PlacementError::Exists) if self.is_taken_over => {
+                    task.memory.missing.remove(at, at + PAGE_BYTES);
+                    task.userfault.wake(at, at + PAGE_BYTES)?;
+                    done += PAGE_BYTES;
                 }
                 Err(PlacementError::Exists) if waits => return Err(foreign_page(at)),
                 // A placer has placed it, or the background transfer will find it there.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use permafrost_protocol::PAGE_BYTES;
+use permafrost_userfault::MappingChange;
 
 /// Ranges of missing pages, by first address; they do not overlap, and each lies in one mapping.
 #[derive(Clone, Debug, Default)]
@@ -97,8 +98,23 @@ impl MissingRanges {
         drop(self.take(start, end));
     }
 
+    /// Returns the number of ranges.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Records a change of the mappings.
+    pub(super) fn change(&mut self, change: MappingChange) {
+        match change {
+            MappingChange::Remap { from, to, len } => self.remap(from, to, len),
+            MappingChange::Remove { start, end } | MappingChange::Unmap { start, end } => {
+                self.remove(start, end);
+            }
+        }
+    }
+
     /// Records that a mapping was moved.
-    pub(super) fn remap(&mut self, from: u64, to: u64, len: u64) {
+    fn remap(&mut self, from: u64, to: u64, len: u64) {
         let moved = self.take(from, from.saturating_add(len));
         self.remove(to, to.saturating_add(len));
         for range in moved {

@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::images::{Pagemap, mm_name, read_mappings};
 use permafrost_protocol::manifest::SpaceType;
-use permafrost_userfault::{FaultEvent, Userfault};
+use permafrost_userfault::{EventLog, FaultEvent, MappingChange, SUBJECT_BYTES, Userfault};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use super::missing::{MissingRange, MissingRanges};
@@ -30,36 +30,35 @@ const UNMAPPED_LIMIT: Duration = Duration::from_secs(2);
 
 /// A process that lacks pages.
 pub(super) struct Task {
-    /// Pid in its namespace when it was dumped.
-    pub(super) pid: u32,
-    /// Index of its address space in the manifest.
-    pub(super) place: usize,
+    pub(super) memory: LackingMemory,
     pub(super) userfault: Arc<Userfault>,
-    pub(super) missing: MissingRanges,
-    /// Mappings that had missing pages when CRIU handed the process over, ascending.
-    mappings: Vec<Range<u64>>,
-    /// True of a process that did not come from CRIU, but was forked by one that runs.
-    pub(super) is_forked: bool,
     /// A missing page that no mapping takes, and the time at which that was found.
     unmapped: Option<(u64, Instant)>,
     /// Address from which the next pages are brought.
     next: u64,
 }
 
-impl Task {
-    /// Returns the process that CRIU calls `pid`, with all of its lazy pages missing.
-    pub(super) fn new(
-        source: &dyn LazySource,
-        pid: i32,
-        userfault: Userfault,
-    ) -> Result<Self, LazyError> {
-        let unknown = || LazyError::UnknownProcess { pid };
-        let pid = u32::try_from(pid).map_err(|_| unknown())?;
+/// Memory of a process that lacks pages.
+pub(super) struct LackingMemory {
+    /// Pid of the process in its namespace when it was dumped.
+    pub(super) pid: u32,
+    /// Index of its address space in the manifest.
+    pub(super) place: usize,
+    pub(super) missing: MissingRanges,
+    /// Mappings that had missing pages when CRIU handed the process over, ascending.
+    mappings: Vec<Range<u64>>,
+    /// True of a process that did not come from CRIU, but was forked by one that runs.
+    pub(super) is_forked: bool,
+}
+
+impl LackingMemory {
+    /// Returns the memory of the process that CRIU calls `pid`, with all of its lazy pages missing.
+    pub(super) fn of(source: &dyn LazySource, pid: u32) -> Result<Self, LazyError> {
         let manifest = source.manifest();
         let place = manifest.spaces.iter().position(|space| {
             space.space_type() == SpaceType::Process && space.id == u64::from(pid)
         });
-        let place = place.ok_or_else(unknown)?;
+        let place = place.ok_or(LazyError::UnknownProcess { pid })?;
         let mut pagemap = Pagemap::read(&source.pagemap(place).map_err(LazyError::Source)?)?;
         let image = small_image(source, &mm_name(pid)).map_err(|error| match error {
             ReadError::Source(error) => LazyError::Source(error),
@@ -73,13 +72,32 @@ impl Task {
         Ok(Self {
             pid,
             place,
-            userfault: Arc::new(userfault),
             missing: memory.missing,
             mappings: memory.mappings,
             is_forked: false,
+        })
+    }
+
+    /// Returns the memory of a child that the process forks now.
+    pub(super) fn fork(&self) -> Self {
+        Self {
+            pid: self.pid,
+            place: self.place,
+            missing: self.missing.clone(),
+            mappings: Vec::new(),
+            is_forked: true,
+        }
+    }
+}
+
+impl Task {
+    pub(super) fn new(memory: LackingMemory, userfault: Userfault) -> Self {
+        Self {
+            memory,
+            userfault: Arc::new(userfault),
             unmapped: None,
             next: 0,
-        })
+        }
     }
 
     /// Records that no mapping takes the missing page at `address`, and that no unread event explains it. Returns true
@@ -88,11 +106,23 @@ impl Task {
         // Of several pages the first counts until it is not missing any more.
         let known = self
             .unmapped
-            .filter(|(at, _)| self.missing.at(*at).is_some());
+            .filter(|(at, _)| self.memory.missing.at(*at).is_some());
         let (at, since) = known.unwrap_or_else(|| (address, Instant::now()));
         self.unmapped = Some((at, since));
         at == address && since.elapsed() >= UNMAPPED_LIMIT
     }
+}
+
+/// Action that fails where there is no memory for a log.
+pub(super) const MAKE_LOG: &str = "make a log of events";
+
+/// Returns the name of a checkpoint in the logs of its restores: its id.
+pub(super) fn subject(source: &dyn LazySource) -> [u8; SUBJECT_BYTES] {
+    let mut subject = [0; SUBJECT_BYTES];
+    let id = source.record().id.as_bytes();
+    let known = id.len().min(SUBJECT_BYTES);
+    subject[..known].copy_from_slice(&id[..known]);
+    subject
 }
 
 /// State of a lazy restore, under one lock.
@@ -126,6 +156,10 @@ pub(super) struct Shared<'a> {
     pub(super) order: LazyOrder<'a>,
     pub(super) state: Mutex<State>,
     pub(super) epoll: OwnedFd,
+    /// Log of the events that were read. It is locked after the state, and under its lock.
+    pub(super) log: Mutex<EventLog>,
+    /// True if another daemon has begun: it has placed pages that are missing here.
+    pub(super) is_taken_over: bool,
     changed: Condvar,
     wake: OwnedFd,
 }
@@ -137,12 +171,15 @@ impl<'a> Shared<'a> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
         let data = epoll::EventData::new_u64(WAKE);
         epoll::add(&epoll, &wake, data, epoll::EventFlags::IN).map_err(failed)?;
+        let log = EventLog::create(subject(source), &[]).map_err(LazyError::io(MAKE_LOG))?;
         Ok(Self {
             source,
             order,
             state: Mutex::default(),
-            changed: Condvar::new(),
             epoll,
+            log: Mutex::new(log),
+            is_taken_over: false,
+            changed: Condvar::new(),
             wake,
         })
     }
@@ -152,13 +189,25 @@ impl<'a> Shared<'a> {
         self.add_to(&mut self.state.lock(), task)
     }
 
+    /// Begins to serve a process that another daemon has numbered.
+    pub(super) fn add_numbered(&self, id: TaskId, task: Task) -> Result<(), LazyError> {
+        let mut state = self.state.lock();
+        state.next_id = id;
+        self.add_to(&mut state, task)
+    }
+
+    /// Sets the number of the next process.
+    pub(super) fn set_next(&self, id: TaskId) {
+        self.state.lock().next_id = id;
+    }
+
     fn add_to(&self, state: &mut State, task: Task) -> Result<(), LazyError> {
         let id = state.next_id;
         state.next_id += 1;
         let data = epoll::EventData::new_u64(id);
         epoll::add(&self.epoll, &*task.userfault, data, epoll::EventFlags::IN)
             .map_err(|errno| LazyError::io("watch a process")(errno.into()))?;
-        state.total_bytes += task.missing.pages() * PAGE_BYTES;
+        state.total_bytes += task.memory.missing.pages() * PAGE_BYTES;
         state.tasks.insert(id, task);
         self.changed.notify_all();
         Ok(())
@@ -177,27 +226,19 @@ impl<'a> Shared<'a> {
         match event {
             FaultEvent::Fault { .. } => {}
             FaultEvent::Fork(child) => {
-                let child = Task {
-                    pid: task.pid,
-                    place: task.place,
-                    userfault: Arc::new(child),
-                    missing: task.missing.clone(),
-                    mappings: Vec::new(),
-                    is_forked: true,
-                    unmapped: None,
-                    next: task.next,
-                };
+                let mut child = Task::new(task.memory.fork(), child);
+                child.next = task.next;
                 state.announced.push(Arc::clone(&child.userfault));
                 self.add_to(state, child)?;
             }
-            FaultEvent::Remap { from, to, len } => task.missing.remap(from, to, len),
-            FaultEvent::Remove { start, end } => {
-                // Accesses there get the kernel's zeros from now on.
-                let done = task.userfault.unregister(start, end);
-                done.map_err(LazyError::io("unregister given-up pages"))?;
-                task.missing.remove(start, end);
+            FaultEvent::Change(change) => {
+                if let MappingChange::Remove { start, end } = change {
+                    // Accesses there get the kernel's zeros from now on.
+                    let done = task.userfault.unregister(start, end);
+                    done.map_err(LazyError::io("unregister given-up pages"))?;
+                }
+                task.memory.missing.change(change);
             }
-            FaultEvent::Unmap { start, end } => task.missing.remove(start, end),
         }
         Ok(())
     }
@@ -242,7 +283,7 @@ impl<'a> Shared<'a> {
         state
             .tasks
             .values()
-            .try_for_each(|task| registering::register(&task.userfault, &task.mappings))
+            .try_for_each(|task| registering::register(&task.userfault, &task.memory.mappings))
     }
 
     /// Records that the background transfer begins.
@@ -277,7 +318,7 @@ impl<'a> Shared<'a> {
             return None;
         }
         let last = state.last_filled;
-        let lacking = |task: &Task| !task.missing.is_empty();
+        let lacking = |task: &Task| !task.memory.missing.is_empty();
         let mut behind = state.tasks.range(last + 1..).map(|(id, task)| (*id, task));
         let next = behind.find(|(_, task)| lacking(task)).or_else(|| {
             let mut all = state.tasks.iter().map(|(id, task)| (*id, task));
@@ -293,9 +334,9 @@ impl<'a> Shared<'a> {
         };
         state.last_filled = id;
         let task = state.tasks.get_mut(&id)?;
-        let range = task.missing.next_from(task.next)?;
+        let range = task.memory.missing.next_from(task.next)?;
         task.next = range.end.min(range.start + super::FILL_PAGES * PAGE_BYTES);
-        Some((id, task.place, task.pid, range))
+        Some((id, task.memory.place, task.memory.pid, range))
     }
 
     /// Returns the missing pages from one on that was dumped there, with their process, if it is missing still.
@@ -305,10 +346,13 @@ impl<'a> Shared<'a> {
     ) -> Option<(TaskId, usize, u32, MissingRange)> {
         let address = page.index.checked_mul(PAGE_BYTES)?;
         let state = self.state.lock();
-        let mut tasks = state.tasks.iter().filter(|(_, task)| task.pid == page.pid);
+        let mut tasks = state
+            .tasks
+            .iter()
+            .filter(|(_, task)| task.memory.pid == page.pid);
         tasks.find_map(|(id, task)| {
-            let range = task.missing.at(address)?;
-            (range.image == address).then_some((*id, task.place, task.pid, range))
+            let range = task.memory.missing.at(address)?;
+            (range.image == address).then_some((*id, task.memory.place, task.memory.pid, range))
         })
     }
 
@@ -319,15 +363,15 @@ impl<'a> Shared<'a> {
             return None;
         }
         let (id, task, range) = state.tasks.iter_mut().find_map(|(id, task)| {
-            let range = task.missing.from(task.next)?;
+            let range = task.memory.missing.from(task.next)?;
             Some((*id, task, range))
         })?;
         let end = range.end.min(range.start + most * PAGE_BYTES);
         task.next = end;
         Some(Chunk {
             id,
-            place: task.place,
-            pid: task.pid,
+            place: task.memory.place,
+            pid: task.memory.pid,
             range: MissingRange { end, ..range },
             userfault: Arc::clone(&task.userfault),
         })
@@ -337,7 +381,7 @@ impl<'a> Shared<'a> {
     pub(super) fn record_placed(&self, id: TaskId, start: u64, end: u64) {
         let mut state = self.state.lock();
         if let Some(task) = state.tasks.get_mut(&id) {
-            task.missing.remove(start, end);
+            task.memory.missing.remove(start, end);
         }
         state.bytes += end - start;
         self.order.gate.add(end - start);
@@ -347,7 +391,7 @@ impl<'a> Shared<'a> {
     pub(super) fn lacks(&self, id: TaskId, address: u64) -> bool {
         let state = self.state.lock();
         let task = state.tasks.get(&id);
-        task.is_some_and(|task| task.missing.at(address).is_some())
+        task.is_some_and(|task| task.memory.missing.at(address).is_some())
     }
 
     /// Returns the descriptor that becomes readable when everything is over.
@@ -378,7 +422,10 @@ impl<'a> Shared<'a> {
     /// Returns true if a process lacks pages.
     pub(super) fn lacks_pages(&self) -> bool {
         let state = self.state.lock();
-        state.tasks.values().any(|task| !task.missing.is_empty())
+        state
+            .tasks
+            .values()
+            .any(|task| !task.memory.missing.is_empty())
     }
 
     pub(super) fn is_over(&self) -> bool {

@@ -195,7 +195,7 @@ fn verify_exits_with_corrupt_when_something_is() {
             reply::Body::Progress(Progress {
                 done_bytes: 1,
                 total_bytes: 2,
-                waiting: None,
+                ..Progress::default()
             }),
             reply::Body::Verified(verified),
         ]

@@ -286,7 +286,7 @@ impl Connection {
         request: C,
         descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<(), ControlError> {
-        self.send(request, descriptor.as_slice())
+        self.begin_with_all(request, descriptor.as_slice())
     }
 
     /// Sends a request with several descriptors, at most [`framing::MAX_FDS`], and waits for its reply.
@@ -298,11 +298,15 @@ impl Connection {
         request: C,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<C::Answer, ControlError> {
-        self.send(request, descriptors)?;
+        self.begin_with_all(request, descriptors)?;
         self.finish::<C>(&mut |_| {})
     }
 
-    fn send<C: Call>(
+    /// Sends a request with several descriptors as [`Connection::begin`] does, at most [`framing::MAX_FDS`].
+    ///
+    /// # Errors
+    /// [`ControlError::Send`].
+    pub fn begin_with_all<C: Call>(
         &mut self,
         request: C,
         descriptors: &[BorrowedFd<'_>],
@@ -436,12 +440,12 @@ mod tests {
             reply::Body::Progress(Progress {
                 done_bytes: 1,
                 total_bytes: 2,
-                waiting: None,
+                ..Progress::default()
             }),
             reply::Body::Progress(Progress {
                 done_bytes: 2,
                 total_bytes: 2,
-                waiting: None,
+                ..Progress::default()
             }),
             reply::Body::Exported(Exported {
                 files: 7,

@@ -9,12 +9,16 @@
     reason = "an ioctl's argument and a received descriptor are beyond what the compiler can check"
 )]
 
+mod log;
+
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, Updater, ioctl, opcode};
 use rustix::mm::{UserfaultfdFlags, userfaultfd};
+
+pub use log::{EventLog, PastEvent, PastEvents, SUBJECT_BYTES};
 
 /// Group of the ioctls, `UFFDIO`.
 const GROUP: u8 = 0xAA;
@@ -100,6 +104,9 @@ struct WriteProtect {
 /// An address that a process of any size may have, and above any `vm.mmap_min_addr`.
 const PROBED: u64 = 1 << 30;
 
+/// Value of `vm.mmap_min_addr` where it cannot be read.
+const LOWEST_ADDRESS: u64 = 64 << 10;
+
 /// Size of a page, bytes.
 const PAGE_BYTES: u64 = 4096;
 
@@ -135,6 +142,13 @@ pub enum FaultEvent {
     },
     /// The process has forked. The child has the same pages missing.
     Fork(Userfault),
+    /// Mappings have changed.
+    Change(MappingChange),
+}
+
+/// A change of the mappings of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MappingChange {
     /// A mapping was moved.
     Remap {
         /// Address of its first page before.
@@ -224,26 +238,16 @@ impl Userfault {
         self.0.try_clone().map(Self)
     }
 
-    /// Reads the next event, if there is one.
-    ///
-    /// # Errors
-    /// An error of the kernel.
-    pub fn next_event(&self) -> io::Result<Option<FaultEvent>> {
-        let mut message = [0; MESSAGE_BYTES];
+    /// Reads the next event into `message`. Returns false if there is none.
+    fn read(&self, message: &mut [u8]) -> io::Result<bool> {
         loop {
-            match rustix::io::read(&self.0, &mut message) {
-                Ok(MESSAGE_BYTES) => {}
-                Err(Errno::AGAIN) | Ok(0) => return Ok(None),
-                Err(Errno::INTR) => continue,
+            match rustix::io::read(&self.0, &mut *message) {
+                Ok(MESSAGE_BYTES) => return Ok(true),
+                Err(Errno::AGAIN) | Ok(0) => return Ok(false),
+                Err(Errno::INTR) => {}
                 Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(errno) => return Err(errno.into()),
             }
-            let event = decode(&message)?;
-            if let FaultEvent::Fork(child) = &event {
-                // The kernel copies the flag from the parent's descriptor, unless that one got it later.
-                rustix::io::ioctl_fionbio(&child.0, true)?;
-            }
-            return Ok(Some(event));
         }
     }
 
@@ -333,6 +337,31 @@ impl Userfault {
         Ok(unsafe { ioctl(&self.0, Setter::<WAKE, Range>::new(range)) }?)
     }
 
+    /// Makes all threads that wait for pages try again: those whose faults were read by another process, for example.
+    ///
+    /// # Errors
+    /// An error of the kernel.
+    pub fn wake_all(&self) -> io::Result<()> {
+        let lowest = std::fs::read_to_string("/proc/sys/vm/mmap_min_addr");
+        let lowest = lowest.ok().and_then(|lowest| lowest.trim().parse().ok());
+        let lowest = u64::next_multiple_of(lowest.unwrap_or(LOWEST_ADDRESS), PAGE_BYTES);
+        // The kernel refuses a range that ends behind the last address of a process, which depends on the processor and
+        // on the process.
+        let mut end = lowest;
+        for bit in (PAGE_BYTES.trailing_zeros()..u64::BITS - 1).rev() {
+            let further = end + (1 << bit);
+            match self.wake(lowest, further) {
+                Ok(()) => end = further,
+                Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        match end > lowest {
+            true => Ok(()),
+            false => Err(Errno::INVAL.into()),
+        }
+    }
+
     /// Returns true if the process has ended. Linux before 5.7 cannot tell; there it is never true.
     #[must_use]
     pub fn is_gone(&self) -> bool {
@@ -367,24 +396,29 @@ fn finished(done: rustix::io::Result<()>, reported: i64, len: u64) -> Result<u64
     }
 }
 
-/// Decodes `struct uffd_msg`, in the byte order of the host.
-fn decode(message: &[u8; MESSAGE_BYTES]) -> io::Result<FaultEvent> {
+/// `struct uffd_msg` in the byte order of the host, without the descriptor of a fork.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Message {
+    Fault { address: u64 },
+    Fork { descriptor: RawFd },
+    Change(MappingChange),
+}
+
+/// Decodes `struct uffd_msg`.
+fn decode(message: &[u8; MESSAGE_BYTES]) -> io::Result<Message> {
     let word = |at: usize| {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&message[at..at + 8]);
         u64::from_ne_bytes(bytes)
     };
-    Ok(match message[0] {
-        PAGEFAULT => FaultEvent::Fault { address: word(16) },
+    let change = match message[0] {
+        PAGEFAULT => return Ok(Message::Fault { address: word(16) }),
         FORK => {
-            let fd = RawFd::from_ne_bytes([message[8], message[9], message[10], message[11]]);
-            if fd < 0 {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            // SAFETY: the kernel has just installed the descriptor for the reader of this message, which is read once.
-            FaultEvent::Fork(Userfault(unsafe { OwnedFd::from_raw_fd(fd) }))
+            let descriptor = [message[8], message[9], message[10], message[11]];
+            let descriptor = RawFd::from_ne_bytes(descriptor);
+            return Ok(Message::Fork { descriptor });
         }
-        REMAP => FaultEvent::Remap {
+        REMAP => MappingChange::Remap {
             from: word(8),
             to: word(16),
             // mremap(2) takes a length that ends in a page, and moves all of that page.
@@ -392,11 +426,11 @@ fn decode(message: &[u8; MESSAGE_BYTES]) -> io::Result<FaultEvent> {
                 .checked_next_multiple_of(PAGE_BYTES)
                 .unwrap_or(u64::MAX),
         },
-        REMOVE => FaultEvent::Remove {
+        REMOVE => MappingChange::Remove {
             start: word(8),
             end: word(16),
         },
-        UNMAP => FaultEvent::Unmap {
+        UNMAP => MappingChange::Unmap {
             start: word(8),
             end: word(16),
         },
@@ -406,7 +440,8 @@ fn decode(message: &[u8; MESSAGE_BYTES]) -> io::Result<FaultEvent> {
                 format!("unknown userfaultfd event {other:#x}"),
             ));
         }
-    })
+    };
+    Ok(Message::Change(change))
 }
 
 #[cfg(test)]
@@ -435,26 +470,26 @@ mod tests {
         };
         assert!(matches!(
             event(PAGEFAULT),
-            Ok(FaultEvent::Fault { address: 0x5123 })
+            Ok(Message::Fault { address: 0x5123 })
         ));
         assert!(matches!(
             event(REMAP),
-            Ok(FaultEvent::Remap {
+            Ok(Message::Change(MappingChange::Remap {
                 from: 0x1000,
                 to: 0x5123,
                 len: 0x2000
-            })
+            }))
         ));
         assert!(matches!(
             event(REMOVE),
-            Ok(FaultEvent::Remove {
+            Ok(Message::Change(MappingChange::Remove {
                 start: 0x1000,
                 end: 0x5123
-            })
+            }))
         ));
         assert!(matches!(
             event(UNMAP),
-            Ok(FaultEvent::Unmap { start: 0x1000, .. })
+            Ok(Message::Change(MappingChange::Unmap { start: 0x1000, .. }))
         ));
         assert!(event(0).is_err() && event(0xff).is_err());
     }

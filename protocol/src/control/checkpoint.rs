@@ -18,6 +18,12 @@ pub struct Progress {
     /// Position in the queue, if the request has not begun.
     #[prost(message, optional, tag = "3")]
     pub waiting: Option<Waiting>,
+    /// True if the descriptor of a log of events rides along, which [`Thaw`](super::request::Thaw) explains.
+    #[prost(bool, tag = "4")]
+    pub is_log: bool,
+    /// True if a lazy restore waits for its daemon, which has ended, to come back.
+    #[prost(bool, tag = "5")]
+    pub daemon_ended: bool,
 }
 
 /// A session is open and its endpoints listen.

@@ -308,13 +308,15 @@ pub struct Lend {
     pub checkpoint: String,
 }
 
-/// Bring the pages of a checkpoint to the processes that `criu restore --lazy-pages` restores. The descriptor of the
-/// listening AF_UNIX socket to which it connects rides along (`lazy-pages.socket` in its work directory).
+/// Bring the pages of a checkpoint to the processes that `criu restore --lazy-pages` restores. The descriptor of a
+/// connected AF_UNIX socket rides along, on which the caller passes on what CRIU says and hands over.
 ///
 /// The first [`Progress`](super::Progress) without [`Progress::waiting`](super::Progress::waiting) means that CRIU may be
-/// started. A later one may carry the descriptor of a process's userfaultfd, for the caller to keep until the last reply:
-/// should the daemon end before, accesses to missing pages wait, instead of reading zeros. [`super::LazyServed`] follows
-/// when no page is missing, or the processes have ended. A caller that hangs up does not end the transfer.
+/// started. A later one may carry a descriptor for the caller to keep until the last reply: the log of what the daemon has
+/// read ([`Progress::is_log`](super::Progress::is_log)), or the userfaultfd of a process that has forked. Should the daemon
+/// end before, accesses to missing pages wait, instead of reading zeros, and the caller may have another daemon go on
+/// ([`Thaw::takeover`]). [`super::LazyServed`] follows when no page is missing, or the processes have ended. A caller that
+/// hangs up does not end the transfer.
 #[derive(Clone, PartialEq, Message)]
 pub struct Thaw {
     /// `JOB` or `JOB@GEN`.
@@ -326,6 +328,9 @@ pub struct Thaw {
     /// True to bring first the pages that an earlier lazy restore of the checkpoint accessed, in that order.
     #[prost(bool, tag = "3")]
     pub hybrid: bool,
+    /// State of a restore that another daemon has begun, and that this one goes on with. `checkpoint` is `JOB@GEN`.
+    #[prost(message, optional, tag = "4")]
+    pub takeover: Option<Takeover>,
     /// Priority from 0, the lowest, to 11: decides which request goes first where several wait.
     #[prost(uint32, tag = "23")]
     pub priority: u32,
@@ -335,6 +340,20 @@ pub struct Thaw {
     /// Token of a place that was reserved for it; may be empty.
     #[prost(string, tag = "25")]
     pub reservation: String,
+}
+
+/// Processes of a lazy restore whose daemon has ended. They have numbers: first those that CRIU handed over, then those
+/// that were forked, each in the order in which they came. The log of events that the first daemon sent rides along behind
+/// the socket. On the socket come the number of each process that has not ended (`i32`, native byte order) with its
+/// userfaultfd, and CRIU's word for a complete restore.
+#[derive(Clone, PartialEq, Message)]
+pub struct Takeover {
+    /// Pids of the processes that CRIU handed over, as they were dumped.
+    #[prost(uint32, repeated, tag = "1")]
+    pub pids: Vec<u32>,
+    /// Number of forked processes whose userfaultfds the caller was sent.
+    #[prost(uint64, tag = "2")]
+    pub forks: u64,
 }
 
 /// Place the pages of a checkpoint in the processes that `criu restore --lazy-pages` restores, before any of them runs.

@@ -321,8 +321,8 @@ impl<B: Backend> Handler<'_, B> {
                 reply::Body::LazyServed(lazy::lend(self.shared, self.stream, &lend, first(fds)?)?)
             }
             request::Body::Thaw(thaw) => {
-                let (criu, restore) = (first(fds)?, &mut bound.restore);
-                let served = lazy::thaw(self.shared, self.stream, &thaw, criu, restore)?;
+                let restore = &mut bound.restore;
+                let served = lazy::thaw(self.shared, self.stream, &thaw, fds, restore)?;
                 reply::Body::LazyServed(served)
             }
             request::Body::Place(place) => {
@@ -462,7 +462,7 @@ fn progress(stream: &UnixStream) -> impl FnMut(u64, u64) + use<> {
         let body = reply::Body::Progress(control::Progress {
             done_bytes,
             total_bytes,
-            waiting: None,
+            ..control::Progress::default()
         });
         if let Err(error) = framing::send(peer, &Reply { body: Some(body) }, &[]) {
             tracing::debug!(%error, "progress not sent");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use permafrost_criu::frontend::{self, LentCheckpoint, StreamError};
 use permafrost_criu::source::LazySource;
 use permafrost_lazy::{
-    LazyBrought, LazyEvent, LazyFailure, LazyOrder, PlacingSockets, TouchedPages,
+    LazyBrought, LazyEvent, LazyFailure, LazyOrder, PlacingSockets, Takeover, TouchedPages,
 };
 use permafrost_protocol::control::{self, Reply, ReportedError as _, reply, request};
 use permafrost_protocol::manifest::JobName;
@@ -44,9 +44,20 @@ pub(super) fn thaw<B: Backend>(
     shared: &Shared<B>,
     stream: &UnixStream,
     thaw: &request::Thaw,
-    criu: OwnedFd,
+    fds: Vec<OwnedFd>,
     restore: &mut Option<LazyRestore>,
 ) -> Result<control::LazyServed, control::Error> {
+    let mut fds = fds.into_iter();
+    let criu = fds.next().ok_or(RequestError::NoDescriptor)?;
+    let takeover = match &thaw.takeover {
+        None => None,
+        Some(takeover) => Some(Takeover {
+            pids: &takeover.pids,
+            forks: takeover.forks,
+            log: fds.next().ok_or(RequestError::NoDescriptor)?,
+        }),
+    };
+    let takeover = takeover.as_ref();
     let backend = &*shared.backend;
     let restore = restore.insert(shared.lazy_restores.begin());
     let criu = UnixStream::from(criu);
@@ -68,8 +79,9 @@ pub(super) fn thaw<B: Backend>(
             first: if thaw.hybrid { &known } else { &none },
             gate,
         };
-        let brought =
-            permafrost_lazy::bring(&criu, source, order, &mut |event| tell(stream, &event));
+        let brought = permafrost_lazy::bring(&criu, takeover, source, order, &mut |event| {
+            tell(stream, &event);
+        });
         match brought {
             Ok(LazyBrought {
                 faults,
@@ -77,8 +89,10 @@ pub(super) fn thaw<B: Backend>(
                 touched,
                 rest,
             }) => {
-                // Where everything is brought, most accesses come too late to be seen.
-                let mut order = if thaw.touched_only { none } else { known };
+                // Where everything is brought, most accesses come too late to be seen, and a daemon that has ended has told
+                // nobody.
+                let is_all = thaw.touched_only && takeover.is_none();
+                let mut order = if is_all { none } else { known };
                 order.extend(&touched);
                 backend.record_touched(source.record(), &order);
                 let (rest_bytes, rest) = rest.unwrap_or_default();
@@ -190,6 +204,10 @@ fn tell(stream: &UnixStream, event: &LazyEvent<'_>) {
             None
         }
         LazyEvent::Forked(userfault) => Some(userfault.as_fd()),
+        LazyEvent::Logged(log) => {
+            progress.is_log = true;
+            Some(*log)
+        }
     };
     let body = Some(reply::Body::Progress(progress));
     if let Err(error) = framing::send(stream, &Reply { body }, descriptor.as_slice()) {

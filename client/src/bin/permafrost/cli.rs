@@ -79,6 +79,9 @@ pub(crate) enum Command {
     LazyKeeper {
         /// Directory from which CRIU restores.
         images: std::path::PathBuf,
+        /// Time for a daemon that has ended to come back.
+        #[arg(value_parser = crate::reserve::parse_time)]
+        daemon_timeout: std::time::Duration,
     },
     /// Write man pages or a completion script from this definition. Packages are made with it.
     #[command(hide = true)]

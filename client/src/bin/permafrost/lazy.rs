@@ -1,8 +1,9 @@
 //! The transfer of pages to processes that were restored lazily.
 //!
 //! The daemon answers the processes' page faults. A keeper, a process of its own, has duplicates of their userfaultfds
-//! until everything was brought: if the daemon ends before, the processes wait for their pages, and the keeper ends them,
-//! so that they do not read zeros. This command can go.
+//! until everything was brought: if the daemon ends before, the processes wait for their pages, and the keeper hands them
+//! over to the daemon that comes in its place. If none comes, it ends them, so that they do not read zeros. This command
+//! can go.
 
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use std::process::Child;
 use std::thread;
 use std::time::Duration;
 
-use permafrost_protocol::control::{LazyServed, request};
+use permafrost_protocol::control::{LazyServed, Progress, request};
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::interrupt::Interrupts;
@@ -31,6 +32,8 @@ pub(crate) struct LazyOptions {
     pub(crate) touched_only: bool,
     /// Bring first the pages that an earlier restore accessed.
     pub(crate) hybrid: bool,
+    /// Time for a daemon that has ended to come back.
+    pub(crate) daemon_timeout: Duration,
 }
 
 /// Report on the pages that were brought while the process ran.
@@ -70,11 +73,12 @@ impl LazyTransfer {
             checkpoint: name.to_owned(),
             touched_only: options.touched_only,
             hybrid: options.hybrid,
+            takeover: None,
             priority: turn.priority,
             deadline_ms: turn.deadline_ms(),
             reservation: turn.reservation.token()?,
         };
-        let (mut connection, keeper) = lazy_keeper::start(context, images)?;
+        let (mut connection, keeper) = lazy_keeper::start(context, images, options.daemon_timeout)?;
         interrupts.end(&connection)?;
         let waited = begin(
             context,
@@ -118,7 +122,15 @@ impl LazyTransfer {
     ) -> Result<LazyServed, Failure> {
         context.remark(&format!("{name} runs as process {pid}; its memory follows"));
         let mut display = ProgressDisplay::new(context, format!("memory of {name}"));
-        let served = self.receive(&mut |done, total| display.update(done, total));
+        let served = self.receive(&mut |so_far| {
+            if so_far.daemon_ended {
+                context.remark(&format!(
+                    "permafrostd brings no more memory of {name}: process {pid} waits for it to come back"
+                ));
+            } else {
+                display.update(so_far.done_bytes, so_far.total_bytes);
+            }
+        });
         let log = self.log;
         served.map_err(|error| {
             // A daemon that has given up does not bring the rest.
@@ -135,17 +147,15 @@ impl LazyTransfer {
     pub(crate) fn finish_beside(mut self, name: &str, pid: u32) {
         let name = name.to_owned();
         thread::spawn(move || {
-            if let Err(error) = self.receive(&mut |_, _| {}) {
+            if let Err(error) = self.receive(&mut |_| {}) {
                 eprintln!("{}", explain(&name, pid, &self.log, error).message);
             }
         });
     }
 
     /// Waits for the last reply.
-    fn receive(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<LazyServed, ControlError> {
-        let served = self.connection.finish::<request::Thaw>(&mut |so_far| {
-            progress(so_far.done_bytes, so_far.total_bytes);
-        })?;
+    fn receive(&mut self, progress: &mut dyn FnMut(&Progress)) -> Result<LazyServed, ControlError> {
+        let served = self.connection.finish::<request::Thaw>(progress)?;
         // It has nothing left to do.
         let _ = self.keeper.wait();
         Ok(served)

@@ -11,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use permafrost_agent::host;
 use permafrost_agent::host::arguments::{LogFormat, init_log};
@@ -57,8 +58,12 @@ fn open_log(path: &Path) -> io::Result<File> {
 }
 
 /// Starts a keeper of processes that CRIU restores from `images`. Returns a connection to it, which takes a Thaw as the
-/// daemon would.
-pub(crate) fn start(context: &Context, images: &Path) -> Result<(Connection, Child), Failure> {
+/// daemon would. If that one ends, another has `daemon_timeout` to come in its place.
+pub(crate) fn start(
+    context: &Context,
+    images: &Path,
+    daemon_timeout: Duration,
+) -> Result<(Connection, Child), Failure> {
     let failed =
         |error: io::Error| Failure::new(Code::Internal, format!("start a lazy keeper: {error}"));
     let (here, there) = UnixStream::pair().map_err(failed)?;
@@ -66,6 +71,7 @@ pub(crate) fn start(context: &Context, images: &Path) -> Result<(Connection, Chi
     let mut command = Command::new(OWN_PROGRAM);
     command.arg0("permafrost").arg("--socket").arg(socket);
     command.arg("lazy-keeper").arg(images);
+    command.arg(format!("{}ms", daemon_timeout.as_millis()));
     // It may outlive the command, whose output somebody waits for, and whose directory somebody unmounts.
     command.stdin(Stdio::from(OwnedFd::from(there)));
     let log = open_log(&log_path(context));
@@ -76,7 +82,11 @@ pub(crate) fn start(context: &Context, images: &Path) -> Result<(Connection, Chi
 }
 
 /// Runs as a keeper, until the processes lack no pages or have ended.
-pub(crate) fn keep(context: &Context, images: &Path) -> Result<(), Failure> {
+pub(crate) fn keep(
+    context: &Context,
+    images: &Path,
+    daemon_timeout: Duration,
+) -> Result<(), Failure> {
     let parent = std::os::unix::process::parent_id();
     // Signals to the command's group and from its terminal are not for this process, which leads no group.
     let _ = rustix::process::setsid();
@@ -88,5 +98,5 @@ pub(crate) fn keep(context: &Context, images: &Path) -> Result<(), Failure> {
     let command = io::stdin().as_fd().try_clone_to_owned();
     let command = UnixStream::from(command.map_err(failed)?);
     let connect = || Connection::connect(&context.socket);
-    permafrost_lazy::keep(&command, parent, images, connect).map_err(failed)
+    permafrost_lazy::keep(&command, parent, images, daemon_timeout, connect).map_err(failed)
 }

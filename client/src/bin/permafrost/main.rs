@@ -56,7 +56,10 @@ fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
         // Errors that it finds are its result, and no failure.
         Command::Doctor(arguments) => return permafrost_inspect::doctor(context, &arguments),
         Command::FreezeGuard(arguments) => return dump::guard(arguments),
-        Command::LazyKeeper { images } => lazy_keeper::keep(context, &images),
+        Command::LazyKeeper {
+            images,
+            daemon_timeout,
+        } => lazy_keeper::keep(context, &images, daemon_timeout),
         Command::Generate(arguments) => {
             let to = arguments.to.as_deref();
             let written = arguments.document.write(Cli::command(), "1", to);

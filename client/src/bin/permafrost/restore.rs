@@ -88,6 +88,10 @@ pub(crate) struct RestoreArguments {
     /// Implies --lazy.
     #[arg(long, conflicts_with_all = ["no_stream", "touched_only"])]
     pub(crate) hybrid: bool,
+    /// Time for permafrostd to come back if it ends before all pages of a lazily restored process are there. The process
+    /// waits for its pages meanwhile, and is ended after that time.
+    #[arg(long, value_name = "TIME", value_parser = crate::reserve::parse_time, default_value = "60s")]
+    pub(crate) daemon_timeout: Duration,
     /// Restore only what was dumped by these: node, agent:NAME, uid:UID, namespace:NAME or any [default: node on a
     /// storage node, any through an agent]. A restore runs whatever the dump contains.
     #[arg(
@@ -277,6 +281,7 @@ pub(crate) fn bring_back(
             let options = LazyOptions {
                 touched_only: arguments.touched_only,
                 hybrid: arguments.hybrid,
+                daemon_timeout: arguments.daemon_timeout,
             };
             let held = HeldRestore::prepare(scratch.path(), &work, action)?;
             Delivery::Lazy(held, options)
