@@ -2,17 +2,23 @@
 //! the daemon is killed meanwhile.
 
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use permafrost_protocol::control::request;
 use permafrost_tests::criu;
 use permafrost_tests::daemon::{Daemon, Options};
 use permafrost_tests::process;
 use permafrost_tests::script::Script;
+use permafrost_transport::control::Connection;
+use permafrost_transport::framing;
+use permafrost_userfault::{EventLog, SUBJECT_BYTES};
 use rustix::process::Signal;
 
 /// Time for what comes soon if all is well.
@@ -277,6 +283,80 @@ fn a_child_that_was_forked_is_taken_over_too() {
         site.task.wait_for(file).unwrap();
         assert!(site.read(file) == site.pattern, "{file}");
     }
+    let child = String::from_utf8(site.read("forked")).unwrap();
+    process::kill(&[child.parse().unwrap()]);
+    site.end(restore);
+}
+
+/// Says on the socket what a keeper says: numbers of processes, each with a descriptor.
+fn hand_over(
+    mut socket: &UnixStream,
+    numbers: &[i32],
+    descriptor: BorrowedFd<'_>,
+) -> std::io::Result<()> {
+    for number in numbers {
+        socket.write_all(&number.to_ne_bytes())?;
+        framing::send_fd(socket, descriptor)?;
+    }
+    let complete: i32 = 0x5253_5446;
+    socket.write_all(&complete.to_ne_bytes())
+}
+
+#[test]
+fn a_takeover_that_does_not_fit_is_refused_and_the_daemon_lives_on() {
+    const TEST: &str = "a_takeover_that_does_not_fit_is_refused_and_the_daemon_lives_on";
+    let Some(site) = Site::with_dump(TEST, FORKING_TASK, 1 << 20, 0) else {
+        return;
+    };
+    let pid = site.task.pid();
+    let listed = site.daemon.json(&["ls", "a"]).unwrap();
+    let id = listed["checkpoints"][0]["id"].as_str().unwrap();
+    let own = EventLog::create(id.as_bytes().try_into().unwrap(), &[]).unwrap();
+    let other = EventLog::create([b'0'; SUBJECT_BYTES], &[]).unwrap();
+    let file = File::open("/dev/zero").unwrap();
+    let (own, other) = (own.descriptor().unwrap(), other.descriptor().unwrap());
+    let refusal = |pids: &[u32], forks, log: Option<BorrowedFd<'_>>, numbers: &[i32]| {
+        let mut connection = Connection::connect(&site.daemon.control()).unwrap();
+        let (socket, theirs) = UnixStream::pair().unwrap();
+        let thaw = request::Thaw {
+            checkpoint: "a@1".to_owned(),
+            touched_only: true,
+            takeover: Some(request::Takeover {
+                pids: pids.to_vec(),
+                forks,
+            }),
+            ..request::Thaw::default()
+        };
+        let descriptors = std::iter::once(theirs.as_fd()).chain(log);
+        let descriptors: Vec<_> = descriptors.collect();
+        connection.begin_with_all(thaw, &descriptors).unwrap();
+        // A daemon that has refused already does not read it.
+        let _ = hand_over(&socket, numbers, file.as_fd());
+        let refused = connection.finish::<request::Thaw>(&mut |_| {});
+        refused.unwrap_err().to_string()
+    };
+    for (told, expected) in [
+        (refusal(&[pid], 0, None, &[]), "descriptor"),
+        (
+            refusal(&[pid], 0, Some(file.as_fd()), &[]),
+            "no log of events",
+        ),
+        (refusal(&[pid], 0, Some(other), &[]), "not of this restore"),
+        (
+            refusal(&[pid; 99], 0, Some(own), &[]),
+            "not of this restore",
+        ),
+        (refusal(&[pid + 1], 0, Some(own), &[]), "does not have"),
+        (refusal(&[pid], 1, Some(own), &[]), "forked"),
+        (refusal(&[pid], 0, Some(own), &[0]), "no userfaultfd"),
+        (refusal(&[pid], 0, Some(own), &[-1]), "number of a process"),
+    ] {
+        assert!(told.contains(expected), "{expected}: {told}");
+    }
+    let restore = site.begin_restore("--touched-only");
+    fs::write(site.work.path().join("write"), []).unwrap();
+    site.task.wait_for("memory").unwrap();
+    assert!(site.read("memory") == site.pattern);
     let child = String::from_utf8(site.read("forked")).unwrap();
     process::kill(&[child.parse().unwrap()]);
     site.end(restore);

@@ -246,6 +246,53 @@ fn a_lazy_restore_goes_on_when_the_node_that_serves_it_dies() {
     task.kill();
 }
 
+/// The process waits while nobody can bring its memory, and goes on with whoever comes back.
+#[test]
+fn a_lazy_restore_outlives_its_agent_and_waits_for_nodes_that_are_away() {
+    const TEST: &str = "a_lazy_restore_outlives_its_agent_and_waits_for_nodes_that_are_away";
+    if criu::for_test(TEST).is_none() {
+        return;
+    }
+    let Some(mut cluster) = cluster(TEST, &[]) else {
+        return;
+    };
+    let identity = cluster
+        .issue("compute", "agent", &["--namespace", "*"])
+        .unwrap();
+    let start = |cluster: &Cluster| {
+        // It gives up soon where no node answers.
+        let extra = ["--deadline", "4s"];
+        let agent = cluster.agent_as("compute", COMPUTE, &identity, &extra);
+        agent.unwrap()
+    };
+    let agent = start(&cluster);
+    let mut task = Task::start(&cluster, COMPUTE, 16);
+    let line = dump(&agent, &mut task, "far");
+    assert_eq!(holders(&line), names([0, 1]), "{line}");
+    let (mut restoring, _told) = touched_only(&agent, "far");
+    agent.kill().unwrap();
+    let agent = start(&cluster);
+    task.modify().unwrap();
+    task.assert_sound();
+    task.kill();
+    assert!(restoring.wait().unwrap().success());
+
+    let (mut restoring, told) = touched_only(&agent, "far");
+    for node in [0, 1] {
+        cluster.kill(node).unwrap();
+    }
+    let mut told = told.lines().map(Result::unwrap);
+    std::thread::scope(|scope| {
+        let verifying = scope.spawn(|| task.assert_sound());
+        assert!(told.any(|line| line.contains("waits for it to come back")));
+        assert!(!verifying.is_finished());
+        cluster.restart(1).unwrap();
+        verifying.join().unwrap();
+    });
+    task.kill();
+    assert!(restoring.wait().unwrap().success());
+}
+
 /// Begins a restore that brings only what is accessed. Returns once the task runs.
 fn touched_only(agent: &Daemon, job: &str) -> (Child, BufReader<ChildStderr>) {
     let mut restoring = agent.command().unwrap();

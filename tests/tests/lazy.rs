@@ -340,7 +340,8 @@ fn no_process_is_left_if_the_daemon_dies_while_they_are_handed_over() {
         std::fs::write(&script, killer).unwrap();
         std::fs::set_permissions(&script, Permissions::from_mode(0o700)).unwrap();
         let script = script.to_str().unwrap();
-        let line = ["restore", "a", "--lazy", "--", "--action-script", script];
+        let mut line = vec!["restore", "a", "--lazy", "--daemon-timeout", "0s"];
+        line.extend(["--", "--action-script", script]);
         let restored = site.daemon.try_run(&line).unwrap();
         assert!(!restored.status.success(), "{action}: {restored:?}");
         site.wait_for_the_daemons_end();

@@ -159,30 +159,9 @@ fn keep_within(
         };
         while let Err(error) = &served
             && is_lost(error)
-            && keeper.can_be_taken_over()
+            && let Some(mut connection) = successors.next(error, &mut on_progress)
         {
-            tracing::warn!(
-                event = "lazy-daemon-awaited",
-                %error,
-                seconds = limits.daemon.as_secs(),
-                "the daemon brings no more memory: the processes wait for it to come back"
-            );
-            let daemon_ended = true;
-            let awaited = Progress {
-                daemon_ended,
-                ..Progress::default()
-            };
-            on_progress(&awaited, Vec::new());
-            match successors.next() {
-                Ok(Some(mut connection)) => {
-                    served = connection.finish_with::<request::Thaw>(&mut on_progress);
-                }
-                Ok(None) => break,
-                Err(error) => {
-                    tracing::error!(event = "lazy-takeover-failed", %error, "the processes cannot be handed over");
-                    break;
-                }
-            }
+            served = connection.finish_with::<request::Thaw>(&mut on_progress);
         }
         drop(admitted);
         drop(over);
@@ -233,7 +212,7 @@ struct Successors<'a, C> {
     keeper: &'a LazyKeeper,
     thaw: &'a request::Thaw,
     connect: C,
-    /// Time for one to come. One that serves for longer than that has come for good.
+    /// Time for one to come. One that finds no pages for as long has not come.
     timeout: Duration,
     /// Time until which one may come, and time at which the last one came.
     awaited: Option<(Instant, Instant)>,
@@ -241,33 +220,48 @@ struct Successors<'a, C> {
 
 impl<C: Fn() -> Result<Connection, ControlError>> Successors<'_, C> {
     /// Waits for the next daemon, and hands the processes over to it; `None` if they cannot be, or none comes in time.
-    fn next(&mut self) -> io::Result<Option<Connection>> {
+    /// `told` learns that the processes wait.
+    fn next(
+        &mut self,
+        lost: &ControlError,
+        told: &mut dyn FnMut(&Progress, Vec<OwnedFd>),
+    ) -> Option<Connection> {
         let now = Instant::now();
+        let has_ended = !matches!(lost, ControlError::Refused { .. });
         let until = match self.awaited {
-            Some((until, came)) if now - came < self.timeout => until,
-            _ => now + self.timeout,
+            Some((until, came)) if !has_ended && now - came < self.timeout => until,
+            _ if self.keeper.can_be_taken_over() => {
+                tracing::warn!(
+                    event = "lazy-daemon-awaited",
+                    error = %lost,
+                    seconds = self.timeout.as_secs(),
+                    "the daemon brings no more memory: the processes wait for it to come back"
+                );
+                let awaited = Progress {
+                    daemon_ended: true,
+                    ..Progress::default()
+                };
+                told(&awaited, Vec::new());
+                now + self.timeout
+            }
+            _ => return None,
         };
         while Instant::now() < until {
-            let Some((takeover, log)) = self.keeper.takeover()? else {
-                return Ok(None);
-            };
-            match self.hand_over(takeover, log) {
+            thread::sleep(DAEMON_TICK);
+            match self.hand_over() {
                 Ok(connection) => {
                     self.awaited = Some((until, Instant::now()));
-                    return Ok(Some(connection));
+                    return Some(connection);
                 }
                 Err(error) => tracing::debug!(%error, "the daemon is not back"),
             }
-            thread::sleep(DAEMON_TICK);
         }
-        Ok(None)
+        None
     }
 
-    fn hand_over(
-        &self,
-        takeover: request::Takeover,
-        log: OwnedFd,
-    ) -> Result<Connection, ControlError> {
+    fn hand_over(&self) -> Result<Connection, ControlError> {
+        let taken = self.keeper.takeover().map_err(ControlError::Send)?;
+        let (takeover, log) = taken.ok_or(ControlError::Closed)?;
         let (daemon, theirs) = UnixStream::pair().map_err(ControlError::Send)?;
         let thaw = request::Thaw {
             takeover: Some(takeover),
