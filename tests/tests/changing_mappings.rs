@@ -294,6 +294,8 @@ fn hand_over(
     numbers: &[i32],
     descriptor: BorrowedFd<'_>,
 ) -> std::io::Result<()> {
+    let begin: i32 = 0x544B_4F56;
+    socket.write_all(&begin.to_ne_bytes())?;
     for number in numbers {
         socket.write_all(&number.to_ne_bytes())?;
         framing::send_fd(socket, descriptor)?;

@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 
 use super::registering::{self, LazyMemory};
-use super::{LazyError, PROBE_PERIOD, RESTORE_FINISHED};
+use super::{LazyError, PROBE_PERIOD, RESTORE_FINISHED, TAKEOVER};
 use permafrost_criu::handles::{ProcessHandle, TreeHandles};
 use permafrost_criu::processes;
 
@@ -284,6 +284,7 @@ impl LazyKeeper {
     /// The daemon does not read.
     pub fn hand_over(&self, mut daemon: &UnixStream) -> io::Result<()> {
         let kept = self.kept.lock();
+        daemon.write_all(&TAKEOVER.to_ne_bytes())?;
         for kept in &kept.userfaults {
             let number = i32::try_from(kept.number).map_err(io::Error::other)?;
             daemon.write_all(&number.to_ne_bytes())?;

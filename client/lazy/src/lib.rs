@@ -44,7 +44,7 @@ pub use keeper::LazyKeeper;
 pub use keeping::keep;
 pub use permafrost_userfault::try_open;
 pub use placing::{PlacingSockets, place};
-pub use takeover::Takeover;
+pub use takeover::OrphanedRestore;
 pub use touched::{TouchedPage, TouchedPages};
 
 use self::tasks::{LackingMemory, Shared, Task, TaskId, WAKE};
@@ -52,6 +52,9 @@ use permafrost_criu::source::{LazySource, PageRun, ReadError};
 
 /// Word that CRIU sends when all processes run (`LAZY_PAGES_RESTORE_FINISHED`). No pid is as high.
 const RESTORE_FINISHED: i32 = 0x5253_5446;
+
+/// Word with which a takeover begins. A daemon of an earlier release takes it for a process, and refuses that.
+const TAKEOVER: i32 = 0x544B_4F56;
 
 /// Threads that answer faults. Where pages come from another node, a fault waits for it, and others must not.
 const FAULT_THREADS: usize = 4;
@@ -147,7 +150,7 @@ impl LazyFailure {
 /// CRIU gave up; a page cannot be read or placed; the processes cannot be taken over. The processes must be ended.
 pub fn bring(
     criu: &UnixStream,
-    takeover: Option<&Takeover<'_>>,
+    takeover: Option<&OrphanedRestore<'_>>,
     source: &dyn LazySource,
     order: LazyOrder<'_>,
     told: &mut dyn FnMut(LazyEvent<'_>),

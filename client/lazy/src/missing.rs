@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use permafrost_protocol::PAGE_BYTES;
-use permafrost_userfault::MappingChange;
+use permafrost_userfault::SpaceChange;
 
 /// Ranges of missing pages, by first address; they do not overlap, and each lies in one mapping.
 #[derive(Clone, Debug, Default)]
@@ -104,10 +104,10 @@ impl MissingRanges {
     }
 
     /// Records a change of the mappings.
-    pub(super) fn change(&mut self, change: MappingChange) {
+    pub(super) fn change(&mut self, change: SpaceChange) {
         match change {
-            MappingChange::Remap { from, to, len } => self.remap(from, to, len),
-            MappingChange::Remove { start, end } | MappingChange::Unmap { start, end } => {
+            SpaceChange::Remap { from, to, len } => self.remap(from, to, len),
+            SpaceChange::Remove { start, end } | SpaceChange::Unmap { start, end } => {
                 self.remove(start, end);
             }
         }

@@ -13,14 +13,14 @@ use permafrost_transport::framing;
 use permafrost_userfault::{EventLog, PastEvent, PastEvents, Userfault};
 
 use super::tasks::{LackingMemory, MAKE_LOG, Shared, Task, subject};
-use super::{LazyError, RESTORE_FINISHED};
+use super::{LazyError, RESTORE_FINISHED, TAKEOVER};
 
 /// Most ranges of missing pages of all processes together: a log from elsewhere must not take all memory.
 const MAX_RANGES: usize = 1 << 20;
 
 /// State of a lazy restore whose daemon has ended.
 #[derive(Debug)]
-pub struct Takeover<'a> {
+pub struct OrphanedRestore<'a> {
     /// Pids of the processes that CRIU handed over, as they were dumped, in that order.
     pub pids: &'a [u32],
     /// Number of forked processes whose userfaultfds the keeper has received.
@@ -38,7 +38,7 @@ impl Shared<'_> {
     pub(super) fn take_over(
         &mut self,
         keeper: &UnixStream,
-        takeover: &Takeover<'_>,
+        takeover: &OrphanedRestore<'_>,
     ) -> Result<(), LazyError> {
         let past = PastEvents::read(takeover.log.as_fd())
             .map_err(LazyError::io("read the log of the daemon that has ended"))?;
@@ -77,6 +77,10 @@ impl Shared<'_> {
     /// Receives the processes that have not ended, by their numbers.
     fn receive_kept(&self, keeper: &UnixStream) -> Result<BTreeMap<u64, Userfault>, LazyError> {
         let mut userfaults = BTreeMap::new();
+        if self.next_word(keeper)? != Some(TAKEOVER) {
+            let what = "no beginning of a takeover".to_owned();
+            return Err(LazyError::Protocol { what });
+        }
         while let Some(word) = self.next_word(keeper)? {
             if word == RESTORE_FINISHED {
                 return Ok(userfaults);
@@ -95,7 +99,7 @@ impl Shared<'_> {
 /// Returns the memory of all processes, also of those that have ended, by their numbers.
 fn replay(
     source: &dyn LazySource,
-    takeover: &Takeover<'_>,
+    takeover: &OrphanedRestore<'_>,
     events: &[PastEvent],
 ) -> Result<Vec<LackingMemory>, LazyError> {
     let foreign = |_| LazyError::OtherRestore;

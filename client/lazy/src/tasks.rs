@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use permafrost_protocol::PAGE_BYTES;
 use permafrost_protocol::images::{Pagemap, mm_name, read_mappings};
 use permafrost_protocol::manifest::SpaceType;
-use permafrost_userfault::{EventLog, FaultEvent, MappingChange, SUBJECT_BYTES, Userfault};
+use permafrost_userfault::{EventLog, FaultEvent, SUBJECT_BYTES, SpaceChange, Userfault};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use super::missing::{MissingRange, MissingRanges};
@@ -232,7 +232,7 @@ impl<'a> Shared<'a> {
                 self.add_to(state, child)?;
             }
             FaultEvent::Change(change) => {
-                if let MappingChange::Remove { start, end } = change {
+                if let SpaceChange::Remove { start, end } = change {
                     // Accesses there get the kernel's zeros from now on.
                     let done = task.userfault.unregister(start, end);
                     done.map_err(LazyError::io("unregister given-up pages"))?;

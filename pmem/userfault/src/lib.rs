@@ -143,12 +143,12 @@ pub enum FaultEvent {
     /// The process has forked. The child has the same pages missing.
     Fork(Userfault),
     /// Mappings have changed.
-    Change(MappingChange),
+    Change(SpaceChange),
 }
 
 /// A change of the mappings of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MappingChange {
+pub enum SpaceChange {
     /// A mapping was moved.
     Remap {
         /// Address of its first page before.
@@ -401,7 +401,7 @@ fn finished(done: rustix::io::Result<()>, reported: i64, len: u64) -> Result<u64
 enum Message {
     Fault { address: u64 },
     Fork { descriptor: RawFd },
-    Change(MappingChange),
+    Change(SpaceChange),
 }
 
 /// Decodes `struct uffd_msg`.
@@ -418,7 +418,7 @@ fn decode(message: &[u8; MESSAGE_BYTES]) -> io::Result<Message> {
             let descriptor = RawFd::from_ne_bytes(descriptor);
             return Ok(Message::Fork { descriptor });
         }
-        REMAP => MappingChange::Remap {
+        REMAP => SpaceChange::Remap {
             from: word(8),
             to: word(16),
             // mremap(2) takes a length that ends in a page, and moves all of that page.
@@ -426,11 +426,11 @@ fn decode(message: &[u8; MESSAGE_BYTES]) -> io::Result<Message> {
                 .checked_next_multiple_of(PAGE_BYTES)
                 .unwrap_or(u64::MAX),
         },
-        REMOVE => MappingChange::Remove {
+        REMOVE => SpaceChange::Remove {
             start: word(8),
             end: word(16),
         },
-        UNMAP => MappingChange::Unmap {
+        UNMAP => SpaceChange::Unmap {
             start: word(8),
             end: word(16),
         },
@@ -474,7 +474,7 @@ mod tests {
         ));
         assert!(matches!(
             event(REMAP),
-            Ok(Message::Change(MappingChange::Remap {
+            Ok(Message::Change(SpaceChange::Remap {
                 from: 0x1000,
                 to: 0x5123,
                 len: 0x2000
@@ -482,14 +482,14 @@ mod tests {
         ));
         assert!(matches!(
             event(REMOVE),
-            Ok(Message::Change(MappingChange::Remove {
+            Ok(Message::Change(SpaceChange::Remove {
                 start: 0x1000,
                 end: 0x5123
             }))
         ));
         assert!(matches!(
             event(UNMAP),
-            Ok(Message::Change(MappingChange::Unmap { start: 0x1000, .. }))
+            Ok(Message::Change(SpaceChange::Unmap { start: 0x1000, .. }))
         ));
         assert!(event(0).is_err() && event(0xff).is_err());
     }

@@ -13,7 +13,7 @@ use rustix::fs::{
 };
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::{FaultEvent, MESSAGE_BYTES, MappingChange, Message, Userfault, decode};
+use super::{FaultEvent, MESSAGE_BYTES, Message, SpaceChange, Userfault, decode};
 
 /// First bytes of a log: its format, and the format's version.
 const MAGIC: [u8; 8] = *b"PFEVENT1";
@@ -36,7 +36,7 @@ const ENTRIES: usize = 64 << 10;
 /// Size of a log. Memory is taken as entries are written.
 const LOG_BYTES: usize = HEAD_BYTES + ENTRIES * ENTRY_BYTES;
 
-/// What nobody may do with the memory of a log: others write to it, or cut it off.
+/// Seals of the file of a log: others can neither write to it nor cut it off.
 const SEALS: SealFlags = SealFlags::FUTURE_WRITE
     .union(SealFlags::GROW)
     .union(SealFlags::SHRINK)
@@ -72,7 +72,7 @@ pub struct PastEvent {
     /// Number of the process.
     pub process: u64,
     /// Change of its mappings; `None` if it has forked.
-    pub change: Option<MappingChange>,
+    pub change: Option<SpaceChange>,
     message: [u8; MESSAGE_BYTES],
 }
 
@@ -312,7 +312,7 @@ mod tests {
         let (userfault, start) = watched(8);
         let mut log = EventLog::create(SUBJECT, &[]).unwrap();
         assert!(log.next_event(&userfault, 7).unwrap().is_none());
-        let removed = |from: u64, to: u64| MappingChange::Remove {
+        let removed = |from: u64, to: u64| SpaceChange::Remove {
             start: start + from * PAGE_BYTES,
             end: start + to * PAGE_BYTES,
         };

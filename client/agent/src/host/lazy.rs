@@ -10,7 +10,7 @@ use std::time::Duration;
 use permafrost_criu::frontend::{self, LentCheckpoint, StreamError};
 use permafrost_criu::source::LazySource;
 use permafrost_lazy::{
-    LazyBrought, LazyEvent, LazyFailure, LazyOrder, PlacingSockets, Takeover, TouchedPages,
+    LazyBrought, LazyEvent, LazyFailure, LazyOrder, OrphanedRestore, PlacingSockets, TouchedPages,
 };
 use permafrost_protocol::control::{self, Reply, ReportedError as _, reply, request};
 use permafrost_protocol::manifest::JobName;
@@ -51,7 +51,7 @@ pub(super) fn thaw<B: Backend>(
     let criu = fds.next().ok_or(RequestError::NoDescriptor)?;
     let takeover = match &thaw.takeover {
         None => None,
-        Some(takeover) => Some(Takeover {
+        Some(takeover) => Some(OrphanedRestore {
             pids: &takeover.pids,
             forks: takeover.forks,
             log: fds.next().ok_or(RequestError::NoDescriptor)?,
