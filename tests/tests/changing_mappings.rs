@@ -352,6 +352,7 @@ fn a_takeover_that_does_not_fit_is_refused_and_the_daemon_lives_on() {
         (refusal(&[pid], 1, Some(own), &[]), "forked"),
         (refusal(&[pid], 0, Some(own), &[0]), "no userfaultfd"),
         (refusal(&[pid], 0, Some(own), &[-1]), "number of a process"),
+        (refusal(&[pid], 0, Some(own), &[1]), "number of a process"),
     ] {
         assert!(told.contains(expected), "{expected}: {told}");
     }

@@ -66,25 +66,40 @@ fn stages(quick: bool) -> Vec<Vec<Step>> {
         vec![("dependencies", Box::new(dependencies))],
         vec![("tidy", Box::new(tidy::run))],
         vec![("lints", Box::new(lints))],
-        vec![(
-            "build",
-            // Not the benchmarks: the lints compile them, and nothing runs them here.
-            Box::new(|| cargo(&["build", "--workspace", "--lib", "--bins", "--tests"])),
-        )],
-        vec![("tests", Box::new(move || tests(quick)))],
+        vec![("build", Box::new(move || build(quick)))],
     ];
+    let mut beside_tests: Vec<Step> = vec![("tests", Box::new(move || tests(quick)))];
     if !quick {
-        stages.push(vec![(
-            "schema",
-            Box::new(|| schema::run(schema::CI_EXAMPLES, schema::CI_SEED)),
-        )]);
-        // Each has one processor busy most of the time.
+        beside_tests.push(("fuzz", Box::new(fuzz_when_idle)));
+    }
+    stages.push(beside_tests);
+    if !quick {
         stages.push(vec![
-            ("fuzz", Box::new(|| fuzz::run(fuzz::CI_SECONDS))),
+            (
+                "schema",
+                Box::new(|| schema::run(schema::CI_EXAMPLES, schema::CI_SEED)),
+            ),
             ("guest", Box::new(on_the_guest)),
         ]);
     }
     stages
+}
+
+/// Builds what later steps run, so that none of them waits for another's build.
+fn build(quick: bool) -> Result<Count> {
+    // Not the benchmarks: the lints compile them, and nothing runs them here.
+    cargo(&["build", "--workspace", "--lib", "--bins", "--tests"])?;
+    match quick {
+        true => Ok(Count::default()),
+        false => fuzz::build_tests(),
+    }
+}
+
+/// Fuzzes with the processor time that the tests leave: they mostly wait, and some have time limits.
+fn fuzz_when_idle() -> Result<Count> {
+    // Of this thread, and what it starts.
+    rustix::process::nice(19).context("lower the priority")?;
+    fuzz::run(fuzz::CI_SECONDS)
 }
 
 /// Runs the steps of a stage at the same time, and returns the outcome of each; an error is one failed test.

@@ -32,6 +32,33 @@ const SLOWEST_INPUT_SECONDS: u64 = 10;
 /// Most memory for one input, MiB; more is a finding: a length field alone must not cause an allocation.
 const MOST_MEMORY_MIB: u64 = 512;
 
+/// Builds the tests of the seeds.
+///
+/// # Errors
+/// Fails when they do not build.
+pub(crate) fn build_tests() -> Result<Count> {
+    test_seeds(&["--no-run"])
+}
+
+/// Runs the tests of the seeds, which share dependencies with those of the workspace.
+fn test_seeds(arguments: &[&str]) -> Result<Count> {
+    ci::run_counted(
+        ci::cargo_command()
+            .arg("test")
+            .args(arguments)
+            .arg("--manifest-path")
+            .arg(paths::workspace().join("fuzz/Cargo.toml"))
+            .arg("--target-dir")
+            .arg(main_target_dir()?),
+    )
+}
+
+fn main_target_dir() -> Result<PathBuf> {
+    let profiles = binaries::dir()?;
+    let target_dir = profiles.parent().context("find the target directory")?;
+    Ok(target_dir.to_owned())
+}
+
 /// Checks the seeds, builds every target, and runs each for `seconds`.
 ///
 /// # Errors
@@ -39,17 +66,9 @@ const MOST_MEMORY_MIB: u64 = 512;
 pub(crate) fn run(seconds: u64) -> Result<Count> {
     let fuzz = paths::workspace().join("fuzz");
     let manifest = fuzz.join("Cargo.toml");
-    let profiles = binaries::dir()?;
-    let main_target_dir = profiles.parent().context("find the target directory")?;
-    let mut count = ci::run_counted(
-        ci::cargo_command()
-            .args(["test", "--manifest-path"])
-            .arg(&manifest)
-            .arg("--target-dir")
-            .arg(main_target_dir),
-    )?;
+    let mut count = test_seeds(&[])?;
     let host = host()?;
-    let target_dir = main_target_dir.join("fuzz");
+    let target_dir = main_target_dir()?.join("fuzz");
     // With --target, build scripts and macros stay without instrumentation.
     ci::run_counted(
         ci::cargo_command()

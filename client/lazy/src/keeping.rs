@@ -14,7 +14,7 @@ use permafrost_protocol::control::{
     ErrorCode, LazyServed, Progress, Reply, ReportedError as _, Request, reply, request,
 };
 use permafrost_transport::control::{Connection, ControlError};
-use permafrost_transport::framing;
+use permafrost_transport::framing::{self, FramingError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::LazyKeeper;
@@ -246,7 +246,7 @@ impl<C: Fn() -> Result<Connection, ControlError>> Successors<'_, C> {
             }
             _ => return None,
         };
-        while Instant::now() < until {
+        while Instant::now() < until && self.keeper.can_be_taken_over() {
             thread::sleep(DAEMON_TICK);
             match self.hand_over() {
                 Ok(connection) => {
@@ -278,15 +278,16 @@ impl<C: Fn() -> Result<Connection, ControlError>> Successors<'_, C> {
     }
 }
 
-/// Returns true if the daemon has ended, or does not serve yet.
+/// Returns true if the daemon has ended, or has given up as pages cannot be had now. One that lives and has not given up
+/// reads events, which another would miss.
 fn is_lost(error: &ControlError) -> bool {
     match error {
-        ControlError::Unexpected { .. } => false,
+        ControlError::Closed | ControlError::Receive(FramingError::Truncated { .. }) => true,
+        ControlError::Receive(FramingError::Io(error)) => {
+            error.kind() == io::ErrorKind::ConnectionReset
+        }
         ControlError::Refused { code, .. } => *code == ErrorCode::Unavailable,
-        ControlError::Closed
-        | ControlError::Receive(_)
-        | ControlError::Send(_)
-        | ControlError::Unreachable { .. } => true,
+        _ => false,
     }
 }
 

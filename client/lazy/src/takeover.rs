@@ -15,8 +15,9 @@ use permafrost_userfault::{EventLog, PastEvent, PastEvents, Userfault};
 use super::tasks::{LackingMemory, MAKE_LOG, Shared, Task, subject};
 use super::{LazyError, RESTORE_FINISHED, TAKEOVER};
 
-/// Most ranges of missing pages of all processes together: a log from elsewhere must not take all memory.
-const MAX_RANGES: usize = 1 << 20;
+/// Most ranges of missing pages of all forked processes together, some 100 MB: a log from elsewhere must not take all
+/// memory.
+const MAX_FORKED_RANGES: usize = 1 << 21;
 
 /// State of a lazy restore whose daemon has ended.
 #[derive(Debug)]
@@ -48,8 +49,8 @@ impl Shared<'_> {
         if past.is_incomplete {
             return Err(LazyError::ManyChanges);
         }
-        let mut userfaults = self.receive_kept(keeper)?;
         let memories = replay(self.source, takeover, &past.events)?;
+        let mut userfaults = self.receive_kept(keeper, memories.len())?;
         let log = EventLog::create(past.subject, &past.events);
         *self.log.lock() = log.map_err(LazyError::io(MAKE_LOG))?;
         self.is_taken_over = true;
@@ -65,17 +66,16 @@ impl Shared<'_> {
             woken.map_err(LazyError::io("wake a process"))?;
         }
         self.set_next(takeover.pids.len() as u64 + takeover.forks);
-        if userfaults.is_empty() {
-            self.set_restored();
-            return Ok(());
-        }
-        Err(LazyError::Protocol {
-            what: "processes that the log does not know".to_owned(),
-        })
+        self.set_restored();
+        Ok(())
     }
 
-    /// Receives the processes that have not ended, by their numbers.
-    fn receive_kept(&self, keeper: &UnixStream) -> Result<BTreeMap<u64, Userfault>, LazyError> {
+    /// Receives those of `processes` that have not ended, by their numbers.
+    fn receive_kept(
+        &self,
+        keeper: &UnixStream,
+        processes: usize,
+    ) -> Result<BTreeMap<u64, Userfault>, LazyError> {
         let mut userfaults = BTreeMap::new();
         if self.next_word(keeper)? != Some(TAKEOVER) {
             let what = "no beginning of a takeover".to_owned();
@@ -85,12 +85,14 @@ impl Shared<'_> {
             if word == RESTORE_FINISHED {
                 return Ok(userfaults);
             }
-            let number = u64::try_from(word).map_err(|_| LazyError::Protocol {
+            let number = usize::try_from(word).ok();
+            let number = number.filter(|number| *number < processes);
+            let number = number.ok_or_else(|| LazyError::Protocol {
                 what: format!("{word}, which is no number of a process,"),
             })?;
             let fd = framing::recv_fd(keeper).map_err(LazyError::io("receive a process"))?;
             let userfault = Userfault::new(fd).map_err(LazyError::io("take a userfaultfd"))?;
-            userfaults.insert(number, userfault);
+            userfaults.insert(number as u64, userfault);
         }
         Err(LazyError::GivenUp)
     }
@@ -110,22 +112,21 @@ fn replay(
     let mut memories = originals
         .map(|pid| LackingMemory::of(source, *pid))
         .collect::<Result<Vec<_>, _>>()?;
-    let mut ranges: usize = memories.iter().map(|memory| memory.missing.len()).sum();
-    let mut forks = 0;
+    let (mut forks, mut forked_ranges) = (0, 0);
     for event in events {
         let number = usize::try_from(event.process).map_err(foreign)?;
         let memory = memories.get_mut(number).ok_or(LazyError::OtherRestore)?;
-        let Some(change) = event.change else {
-            forks += 1;
-            ranges += memory.missing.len();
-            let child = memory.fork();
-            memories.push(child);
-            if ranges > MAX_RANGES {
-                return Err(LazyError::ManyChanges);
-            }
+        if let Some(change) = event.change {
+            memory.missing.change(change);
             continue;
-        };
-        memory.missing.change(change);
+        }
+        forks += 1;
+        forked_ranges += memory.missing.len();
+        if forked_ranges > MAX_FORKED_RANGES {
+            return Err(LazyError::ManyChanges);
+        }
+        let child = memory.fork();
+        memories.push(child);
     }
     // The event of a fork was read, and the daemon has ended before it could pass the child's userfaultfd on.
     match forks == takeover.forks {

@@ -14,6 +14,7 @@ use std::ops::Bound;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use permafrost_protocol::control::Checkpoint;
@@ -26,6 +27,13 @@ use super::{Around, Catalog, CatalogError, RecordCipher, RegionPosition};
 
 /// sled's page cache, bytes. Its default of 1 GiB is out of all proportion to an index of this size.
 const CACHE_BYTES: u64 = 4 << 20;
+
+/// Most time for sled to release its own lock. Threads of a database that was closed keep that for some milliseconds; no
+/// other process has it, as the directory is locked.
+const RELEASED_WITHIN: Duration = Duration::from_secs(10);
+
+/// Interval at which sled's own lock is tried.
+const RELEASE_TICK: Duration = Duration::from_millis(5);
 
 /// Origin of the catalog that [`SledCatalog::open_or_replace`] returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,10 +129,16 @@ impl SledCatalog {
     }
 
     fn open(path: &Path, cipher: Option<Arc<dyn RecordCipher>>) -> Result<Self, CatalogError> {
-        let db = sled::Config::new()
-            .path(path)
-            .cache_capacity(CACHE_BYTES)
-            .open()?;
+        let config = sled::Config::new().path(path).cache_capacity(CACHE_BYTES);
+        let until = Instant::now() + RELEASED_WITHIN;
+        let db = loop {
+            match config.open() {
+                Err(error) if is_locked(&error) && Instant::now() < until => {
+                    std::thread::sleep(RELEASE_TICK);
+                }
+                opened => break opened?,
+            }
+        };
         Ok(Self {
             jobs: db.open_tree("jobs")?,
             parked: db.open_tree("parked")?,
@@ -143,6 +157,14 @@ impl SledCatalog {
             ..self
         }
     }
+}
+
+/// Returns true if sled's own lock is taken, of which only its message tells.
+fn is_locked(error: &sled::Error) -> bool {
+    let sled::Error::Io(error) = error else {
+        return false;
+    };
+    error.to_string().starts_with("could not acquire lock")
 }
 
 /// Locks the directory that `path` is in.

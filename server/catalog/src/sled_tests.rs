@@ -144,3 +144,25 @@ fn a_database_that_another_has_is_left_alone() {
     assert_eq!(opened, Opened::Existing);
     assert_eq!(again.list(None).unwrap().len(), 1);
 }
+
+#[test]
+fn a_lock_that_a_closed_database_still_has_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("catalog");
+    let open = || SledCatalog::open_or_replace(&path).unwrap();
+    let (catalog, opened) = open();
+    assert_eq!(opened, Opened::Created);
+    catalog.put(&sealed("a", 1)).unwrap();
+    drop(catalog);
+    // The file that sled locks.
+    let held = File::open(path.join("db")).unwrap();
+    held.lock().unwrap();
+    let releasing = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        drop(held);
+    });
+    let (catalog, opened) = open();
+    assert_eq!(opened, Opened::Existing);
+    assert_eq!(catalog.list(None).unwrap(), [sealed("a", 1)]);
+    releasing.join().unwrap();
+}

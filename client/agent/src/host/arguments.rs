@@ -150,35 +150,41 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is too large"))
 }
 
-/// Parses a time like `90m`; seconds without a unit.
+/// Parses a time like `500ms`, `30s`, `90m`, `2h` or `7d`; seconds without a unit.
 ///
 /// # Errors
-/// The text is not a time, or a time of 0; the error is a message.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
+/// The text is not a time; the error is a message.
+pub fn parse_time(text: &str) -> Result<Duration, String> {
+    let unknown = || format!("{text:?} is no time such as 500ms, 30s, 90m, 2h or 7d");
     let text = text.trim();
-    let (number, seconds) = match text.char_indices().last() {
-        Some((at, unit)) if unit.is_ascii_alphabetic() => {
-            let seconds = match unit {
-                's' => 1,
-                'm' => 60,
-                'h' => 3600,
-                'd' => 86400,
-                _ => return Err(format!("{unit:?} is no unit: use s, m, h or d")),
-            };
-            (&text[..at], seconds)
-        }
-        _ => (text, 1),
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| unknown())?;
+    let unit_ms = match unit {
+        "ms" => 1,
+        "" | "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err(unknown()),
     };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| format!("{text:?} is no time such as 90m or 24h"))?;
-    if number == 0 {
-        return Err("no time at all: what is kept for it would be gone at once".to_owned());
-    }
-    number
-        .checked_mul(seconds)
-        .map(Duration::from_secs)
+    let ms = number.checked_mul(unit_ms);
+    ms.map(Duration::from_millis)
         .ok_or_else(|| format!("{text:?} is too long"))
+}
+
+/// Parses a time as [`parse_time`] does, of a second or more.
+///
+/// # Errors
+/// Those of [`parse_time`]; a shorter time.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let time = parse_time(text)?;
+    match time.as_secs() {
+        0 => Err("less than a second: what is kept for it would be gone at once".to_owned()),
+        _ => Ok(time),
+    }
 }
 
 #[cfg(test)]
@@ -231,10 +237,24 @@ mod tests {
 
     #[test]
     fn times_have_units() {
+        assert_eq!(parse_time("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_time("2"), Ok(Duration::from_secs(2)));
+        assert_eq!(parse_time("0s"), Ok(Duration::ZERO));
         assert_eq!(parse_duration("90"), Ok(Duration::from_secs(90)));
         assert_eq!(parse_duration("24h"), Ok(Duration::from_secs(86400)));
-        for bad in ["", "0", "0h", "h", "-1s", "1y", "9999999999999999999d"] {
-            assert!(parse_duration(bad).is_err(), "{bad}");
+        assert_eq!(parse_duration("7d"), Ok(Duration::from_secs(7 * 86400)));
+        for bad in [
+            "",
+            "h",
+            "-1s",
+            "1y",
+            "99999999999999999999h",
+            "18446744073709551615h",
+        ] {
+            assert!(parse_time(bad).is_err(), "{bad}");
+        }
+        for short in ["0", "0h", "999ms"] {
+            assert!(parse_duration(short).is_err(), "{short}");
         }
     }
 }

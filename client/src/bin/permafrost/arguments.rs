@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use permafrost_agent::host::arguments::parse_time;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::names::checkpoint_name;
 
@@ -47,7 +48,7 @@ pub(crate) struct TurnArguments {
     #[arg(long, value_name = "0..11", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=11))]
     pub(crate) priority: u32,
     /// It should start within this time, such as 500ms, 30s or 5m: it goes before others of its priority.
-    #[arg(long, value_name = "TIME", value_parser = crate::reserve::parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) deadline: Option<Duration>,
     #[command(flatten)]
     pub(crate) reservation: crate::reserve::ReservationArguments,

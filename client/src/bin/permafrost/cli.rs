@@ -80,7 +80,7 @@ pub(crate) enum Command {
         /// Directory from which CRIU restores.
         images: std::path::PathBuf,
         /// Time for a daemon that has ended to come back.
-        #[arg(value_parser = crate::reserve::parse_time)]
+        #[arg(value_parser = permafrost_agent::host::arguments::parse_time)]
         daemon_timeout: std::time::Duration,
     },
     /// Write man pages or a completion script from this definition. Packages are made with it.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use permafrost_agent::host::arguments::parse_size;
+use permafrost_agent::host::arguments::{parse_size, parse_time};
 use permafrost_api_types::reserve::Direction;
 use permafrost_protocol::control::{Done, Reserved, request};
 use permafrost_terminal::context::Context;
@@ -196,25 +196,6 @@ fn whole_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Parses a time like `500ms`, `30s`, `5m` or `2h`; seconds without a unit.
-pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
-    let unknown = || format!("{text:?} is no time such as 500ms, 30s, 5m or 2h");
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| unknown())?;
-    let unit_ms = match unit {
-        "ms" => 1,
-        "" | "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return Err(unknown()),
-    };
-    let ms = number.checked_mul(unit_ms);
-    ms.map(Duration::from_millis).ok_or_else(unknown)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,22 +215,5 @@ mod tests {
         std::fs::write(&path, "\n").unwrap();
         assert_eq!(place(&path).token().unwrap_err().code, Code::Invalid);
         assert!(place(&dir.path().join("none")).token().is_err());
-    }
-
-    #[test]
-    fn times_have_units() {
-        assert_eq!(parse_time("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(parse_time("2"), Ok(Duration::from_secs(2)));
-        assert_eq!(parse_time("0s"), Ok(Duration::ZERO));
-        for bad in [
-            "",
-            "s",
-            "-1s",
-            "1y",
-            "99999999999999999999h",
-            "18446744073709551615h",
-        ] {
-            assert!(parse_time(bad).is_err(), "{bad}");
-        }
     }
 }

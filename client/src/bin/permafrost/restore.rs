@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use clap::Args;
+use permafrost_agent::host::arguments::parse_time;
 use permafrost_criu::options::{Operation, PassedOn};
 use permafrost_criu::origin::ProcessStat;
 use permafrost_criu::restore_way::{
@@ -90,7 +91,7 @@ pub(crate) struct RestoreArguments {
     pub(crate) hybrid: bool,
     /// Time for permafrostd to come back if it ends before all pages of a lazily restored process are there. The process
     /// waits for its pages meanwhile, and is ended after that time.
-    #[arg(long, value_name = "TIME", value_parser = crate::reserve::parse_time, default_value = "60s")]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s")]
     pub(crate) daemon_timeout: Duration,
     /// Restore only what was dumped by these: node, agent:NAME, uid:UID, namespace:NAME or any [default: node on a
     /// storage node, any through an agent]. A restore runs whatever the dump contains.

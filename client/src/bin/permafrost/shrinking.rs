@@ -23,8 +23,8 @@ use serde::Serialize;
 use crate::arguments::parse;
 use crate::dump::{self, DumpArguments};
 use crate::plan::preempt::parse_cpus;
-use crate::reserve::parse_time;
 use crate::targets::{self, RecordedArguments, TargetArguments, failure};
+use permafrost_agent::host::arguments::parse_time;
 use permafrost_terminal::words;
 
 pub(crate) const SHRINK_EXAMPLES: &str = "\

@@ -14,8 +14,8 @@ use permafrost_terminal::interrupt::Interrupts;
 use permafrost_terminal::table::{Align, Table};
 use serde::Serialize;
 
-use crate::reserve::parse_time;
 use crate::targets::{self, RecordedArguments, TargetArguments, failure};
+use permafrost_agent::host::arguments::parse_time;
 
 pub(crate) const SUSPEND_EXAMPLES: &str = "\
 Every process gets SIGTSTP, so that its handlers run. Those that still run after --grace are frozen by the freezer of \

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use permafrost_agent::host::arguments::parse_time;
 use permafrost_criu::FreezeLimit;
 use permafrost_terminal::names::job_name;
 
@@ -125,7 +126,7 @@ impl DumpArguments {
 
 /// Parses a freeze limit of the command line.
 fn parse_freeze_limit(text: &str) -> Result<FreezeLimit, String> {
-    let time = crate::reserve::parse_time(text)?;
+    let time = parse_time(text)?;
     FreezeLimit::new(time).ok_or_else(|| {
         format!(
             "CRIU needs some of it to roll back: name {} s or more",

@@ -29,7 +29,7 @@ use self::victims::{Known, Planned};
 use crate::api;
 use crate::arguments::Durability;
 use crate::plan::preempt as plan;
-use crate::reserve::parse_time;
+use permafrost_agent::host::arguments::parse_time;
 use permafrost_terminal::words;
 
 pub(crate) const PREEMPT_EXAMPLES: &str = "\
