@@ -12,6 +12,7 @@
 //!
 //! Events are applied, and pages placed, under one lock. So no page is placed where a mapping was removed meanwhile:
 //! between a change of a mapping and the reading of its event, the kernel refuses pages ([`PlacementError::Changing`]).
+//! Each event is read into a log that outlives this process, so that another one can take over.
 
 #![forbid(unsafe_code)]
 
