@@ -13,6 +13,7 @@ mod guest;
 mod package;
 mod paths;
 mod rig;
+mod run_dir;
 mod schema;
 mod setup;
 mod soak;
@@ -84,31 +85,21 @@ enum Task {
     },
 }
 
+impl Task {
+    /// Returns true if the task starts CRIU many times, or measures it.
+    fn starts_criu(&self) -> bool {
+        matches!(
+            self,
+            Self::Demo(_) | Self::Bench(_) | Self::Soak(_) | Self::Test { .. }
+        )
+    }
+}
+
 fn main() -> ExitCode {
-    let result = match Task::parse() {
-        Task::Setup { env: true } => setup::print_environment(),
-        Task::Setup { env: false } => setup::print(),
-        Task::Demo(options) => demo::run(&options),
-        Task::Bench(options) => bench::run(&options),
-        Task::Soak(options) => soak::run(&options),
-        Task::Upgrade(options) => upgrade::run(&options),
-        Task::Test { quick } => match ci::run(quick) {
-            Ok(true) => Ok(()),
-            // It has said why, and its summary is to stay the last line.
-            Ok(false) => return ExitCode::FAILURE,
-            Err(error) => Err(error),
-        },
-        Task::Fuzz { seconds } => run_fuzz(seconds),
-        Task::Package(options) => permafrost_package::run(&options, &package::ThisMachine),
-        Task::Release(options) => permafrost_package::release(&options, &package::ThisMachine),
-        Task::Docs => permafrost_reference::write(),
-        Task::Book => book::build(),
-        Task::Tidy => check_tidiness(),
-        Task::Schema { examples, seed } => check_schema(examples, seed),
-        Task::Guest { scenarios } => guest(&scenarios),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
+    match run(Task::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        // The tests have said why, and their summary is to stay the last line.
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             let mut line = error.to_string();
             error
@@ -119,6 +110,31 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Runs a task. Returns false if tests failed.
+fn run(task: Task) -> anyhow::Result<bool> {
+    if task.starts_criu() {
+        run_dir::enter()?;
+    }
+    match task {
+        Task::Setup { env: true } => setup::print_environment(),
+        Task::Setup { env: false } => setup::print(),
+        Task::Demo(options) => demo::run(&options),
+        Task::Bench(options) => bench::run(&options),
+        Task::Soak(options) => soak::run(&options),
+        Task::Upgrade(options) => upgrade::run(&options),
+        Task::Test { quick } => return ci::run(quick),
+        Task::Fuzz { seconds } => run_fuzz(seconds),
+        Task::Package(options) => permafrost_package::run(&options, &package::ThisMachine),
+        Task::Release(options) => permafrost_package::release(&options, &package::ThisMachine),
+        Task::Docs => permafrost_reference::write(),
+        Task::Book => book::build(),
+        Task::Tidy => check_tidiness(),
+        Task::Schema { examples, seed } => check_schema(examples, seed),
+        Task::Guest { scenarios } => guest(&scenarios),
+    }?;
+    Ok(true)
 }
 
 fn check_tidiness() -> anyhow::Result<()> {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use permafrost_criu::scratch::is_in_memory;
 use permafrost_tests::{binaries, process};
 use tempfile::TempDir;
 
@@ -66,8 +67,6 @@ fn build(command: &mut Command) -> Result<()> {
 /// # Errors
 /// Fails when nothing has the room.
 pub(crate) fn memory_dir(need_mib: u64) -> Result<TempDir> {
-    /// f_type of tmpfs in statfs(2).
-    const TMPFS: i64 = 0x0102_1994;
     let mut candidates = vec![PathBuf::from("/dev/shm"), PathBuf::from("/run")];
     candidates.push(std::env::temp_dir());
     let mut roomy = None;
@@ -82,7 +81,7 @@ pub(crate) fn memory_dir(need_mib: u64) -> Result<TempDir> {
         if free_mib < need_mib {
             continue;
         }
-        if i128::from(status.f_type) == i128::from(TMPFS) {
+        if is_in_memory(&candidate) {
             return temporary(&candidate);
         }
         roomy.get_or_insert(candidate);

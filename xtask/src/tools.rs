@@ -387,7 +387,8 @@ pub(crate) fn fetch(of: &Program<'_>, wrapper: &Path, works: impl Fn(&Path) -> b
     let script = format!(
         "#!/bin/sh\n\
          # Starts the program beside it through its own loader and libraries.\n\
-         root=$(dirname \"$(readlink -f \"$0\")\")/root\n\
+         self=$0; if [ -h \"$self\" ]; then self=$(readlink -f \"$self\"); fi\n\
+         root=${{self%/*}}/root\n\
          exec \"$root/{}\" --library-path \"$root/usr/lib/{triplet}:$root/lib/{triplet}\" \"$root/{}\" {} \"$@\"\n",
         loader.display(),
         of.path,

@@ -7,9 +7,6 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, WaitOptions};
 use serde::{Deserialize, Serialize};
 
-/// Value of `f_type` for tmpfs, from `linux/magic.h`.
-const TMPFS_MAGIC: u64 = 0x0102_1994;
-
 /// Machine on which the measurements were made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Machine {
@@ -67,11 +64,6 @@ fn kib_of(text: &str, key: &str) -> u64 {
 /// Returns the bytes that can still be written beneath a directory.
 pub(super) fn free_bytes(directory: &Path) -> u64 {
     rustix::fs::statvfs(directory).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize))
-}
-
-/// Returns true if files in the directory take memory.
-pub(super) fn is_tmpfs(directory: &Path) -> bool {
-    rustix::fs::statfs(directory).is_ok_and(|fs| u64::try_from(fs.f_type) == Ok(TMPFS_MAGIC))
 }
 
 /// Makes the kernel drop its cached pages of a file, as far as they are on the disk and no process maps them.

@@ -11,6 +11,7 @@ use std::thread;
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use permafrost_criu::scratch::is_in_memory;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
@@ -366,7 +367,7 @@ impl Site {
         if !self.has_region(name) {
             command.args(["--region-size", &self.region_bytes.to_string()]);
         }
-        if machine::is_tmpfs(&self.directory) {
+        if is_in_memory(&self.directory) {
             // No copy here outlives the machine anyway.
             command.arg("--count-volatile-copies");
         }

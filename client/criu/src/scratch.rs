@@ -219,6 +219,13 @@ fn in_memory(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Returns true if files below `path` take memory, and are lost when the machine stops. False if `path` cannot be
+/// examined.
+#[must_use]
+pub fn is_in_memory(path: &Path) -> bool {
+    in_memory(path).is_ok()
+}
+
 fn is_one_of(path: &Path, kinds: &[u64]) -> io::Result<bool> {
     let kind = rustix::fs::statfs(path)?.f_type;
     Ok(u64::try_from(kind).is_ok_and(|kind| kinds.contains(&kind)))

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use permafrost_criu::scratch::is_in_memory;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
 use serde::{Deserialize, Serialize};
@@ -265,7 +266,7 @@ pub(super) fn room(
     processes_bytes: u64,
     regions_bytes: u64,
 ) -> Result<(), String> {
-    let in_memory = machine::is_tmpfs(directory);
+    let in_memory = is_in_memory(directory);
     let mut memory_bytes = processes_bytes.saturating_add(OTHERS_BYTES);
     if in_memory {
         memory_bytes = memory_bytes.saturating_add(regions_bytes);

@@ -6,6 +6,7 @@ use std::process::{Child, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use permafrost_criu::scratch::is_in_memory;
 use permafrost_protocol::control::{RegionStatus, request};
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::interrupt::Interrupts;
@@ -230,7 +231,7 @@ impl Site {
         if self.emulate.is_some() {
             return self.guarantee().contains("behind a page cache");
         }
-        self.region.medium == "file" && !machine::is_tmpfs(&self.store.path)
+        self.region.medium == "file" && !is_in_memory(&self.store.path)
     }
 
     /// Makes the first node drop its page cache, as if the dump were old: the node is restarted.
@@ -268,7 +269,7 @@ impl Site {
 
     /// Waits until regions in memory are fully populated: dumps would wait for page faults otherwise.
     fn await_populated(&self, interrupts: &Interrupts) -> Result<(), Failure> {
-        if !machine::is_tmpfs(&self.store.path) {
+        if !is_in_memory(&self.store.path) {
             return Ok(());
         }
         let mut before = 0;

@@ -1,6 +1,9 @@
 //! CRIU: found, of a release that is known, and content with the kernel.
 
+use std::path::Path;
+
 use permafrost_criu::Criu;
+use permafrost_criu::scratch::is_in_memory;
 
 use super::report::Findings;
 
@@ -8,6 +11,13 @@ const AREA: &str = "criu";
 
 /// Oldest release that was tried.
 const OLDEST: (u32, u32) = (3, 17);
+
+/// Directory in which CRIU, run as root, keeps what it has found out about the kernel.
+const RUN: &str = "/run";
+
+/// CRIU's file of the kernel's features, and the name under which it is written (`kerndat_save_cache` in
+/// criu/kerndat.c).
+const FEATURES: [&str; 2] = ["criu.kdat", "criu.kdat.tmp"];
 
 /// Most problems that are repeated.
 const PROBLEMS: usize = 3;
@@ -21,7 +31,7 @@ pub(super) fn check(findings: &mut Findings, criu: &Criu) {
                 error.to_string(),
                 "install CRIU, or name it with --criu or PERMAFROST_CRIU",
             );
-            for name in ["check", "lazy restores"] {
+            for name in ["check", "features", "lazy restores"] {
                 findings.skipped((AREA, name), "there is no CRIU to try it with");
             }
             return;
@@ -51,6 +61,15 @@ pub(super) fn check(findings: &mut Findings, criu: &Criu) {
             "run `criu check` by hand, which says more",
         ),
     }
+    if rustix::process::geteuid().is_root() {
+        // `criu check` has written the file, if it can.
+        features(findings, Path::new(RUN));
+    } else {
+        findings.skipped(
+            (AREA, "features"),
+            "whether CRIU remembers the kernel's features shows when it runs as root",
+        );
+    }
     match criu.has_feature("uffd-noncoop") {
         Ok(true) => findings.ok(
             (AREA, "lazy restores"),
@@ -62,6 +81,42 @@ pub(super) fn check(findings: &mut Findings, criu: &Criu) {
             "restore without --lazy, or as root on a kernel with CONFIG_USERFAULTFD",
         ),
         Err(error) => findings.skipped((AREA, "lazy restores"), error.to_string()),
+    }
+}
+
+/// Checks that CRIU does not examine the kernel each time that it starts.
+fn features(findings: &mut Findings, run: &Path) {
+    let [kept, unfinished] = FEATURES.map(|name| run.join(name));
+    let place = (AREA, "features");
+    let again = "CRIU examines the kernel's features each time that it starts, which takes tens of milliseconds";
+    if !is_in_memory(run) {
+        findings.warning(
+            place,
+            format!(
+                "{again}: it remembers them only where {} is tmpfs",
+                run.display()
+            ),
+            format!(
+                "mount a tmpfs on {0}; in a container, start it with `--tmpfs {0}`",
+                run.display()
+            ),
+        );
+    } else if kept.exists() {
+        findings.ok(
+            place,
+            format!("CRIU remembers the kernel's features in {}", kept.display()),
+        );
+    } else if unfinished.exists() {
+        findings.warning(
+            place,
+            format!(
+                "{again}: an unfinished {} keeps it from remembering them",
+                unfinished.display()
+            ),
+            format!("remove {}, if no CRIU is running", unfinished.display()),
+        );
+    } else {
+        findings.skipped(place, format!("CRIU has not written {}", kept.display()));
     }
 }
 
@@ -144,6 +199,30 @@ esac"#,
             "{failed:?}"
         );
         assert_eq!(findings.of("lazy restores").status, DoctorStatus::Warning);
+    }
+
+    #[test]
+    fn whether_features_are_remembered_depends_on_the_file_system_and_on_what_is_there() {
+        let of = |directory: &Path| {
+            let mut findings = Findings::default();
+            features(&mut findings, directory);
+            findings.of("features").clone()
+        };
+        let on_disk = of(Path::new("/proc"));
+        assert_eq!(on_disk.status, DoctorStatus::Warning);
+        assert!(on_disk.advice.contains("--tmpfs /proc"), "{on_disk:?}");
+
+        let run = tempfile::tempdir_in("/dev/shm").unwrap();
+        assert_eq!(of(run.path()).status, DoctorStatus::Skipped);
+        fs::write(run.path().join("criu.kdat.tmp"), "").unwrap();
+        let unfinished = of(run.path());
+        assert_eq!(unfinished.status, DoctorStatus::Warning);
+        assert!(
+            unfinished.advice.contains("criu.kdat.tmp"),
+            "{unfinished:?}"
+        );
+        fs::write(run.path().join("criu.kdat"), "features").unwrap();
+        assert_eq!(of(run.path()).status, DoctorStatus::Ok);
     }
 
     #[test]

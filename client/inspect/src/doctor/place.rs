@@ -6,15 +6,13 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use permafrost_criu::scratch::is_in_memory;
 use permafrost_terminal::human;
 use rustix::fs::OFlags;
 
 use super::report::Findings;
 
 const AREA: &str = "region";
-
-/// Values of `f_type` for tmpfs and ramfs (linux/magic.h).
-const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// Room below which a new region is too small to be of use.
 const LITTLE_ROOM: u64 = 1 << 30;
@@ -117,8 +115,7 @@ fn medium(findings: &mut Findings, directory: &Path) {
     let Ok(system) = rustix::fs::statfs(directory) else {
         return findings.skipped((AREA, "medium"), format!("statfs {}", directory.display()));
     };
-    let kind = u64::try_from(system.f_type).unwrap_or_default();
-    if IN_MEMORY.contains(&kind) {
+    if is_in_memory(directory) {
         findings.warning(
             (AREA, "medium"),
             format!("{} is in memory: a region there does not outlast a power failure or a reboot", directory.display()),
