@@ -103,19 +103,21 @@ impl MissingRanges {
         self.0.len()
     }
 
-    /// Records a change of the mappings.
-    pub(super) fn change(&mut self, change: SpaceChange) {
+    /// Records a change of the mappings. Returns the number of ranges that were moved.
+    pub(super) fn change(&mut self, change: SpaceChange) -> usize {
         match change {
             SpaceChange::Remap { from, to, len } => self.remap(from, to, len),
             SpaceChange::Remove { start, end } | SpaceChange::Unmap { start, end } => {
                 self.remove(start, end);
+                0
             }
         }
     }
 
     /// Records that a mapping was moved.
-    fn remap(&mut self, from: u64, to: u64, len: u64) {
+    fn remap(&mut self, from: u64, to: u64, len: u64) -> usize {
         let moved = self.take(from, from.saturating_add(len));
+        let count = moved.len();
         self.remove(to, to.saturating_add(len));
         for range in moved {
             self.insert(MissingRange {
@@ -124,6 +126,7 @@ impl MissingRanges {
                 image: range.image,
             });
         }
+        count
     }
 
     fn take(&mut self, start: u64, end: u64) -> Vec<MissingRange> {
@@ -219,7 +222,7 @@ mod tests {
             (0x6000, 0x7000, 0x6000),
             (0x1_0000, 0x1_3000, 0x1_0000),
         ]);
-        ranges.remap(0x2000, 0x1_1000, 0x2000);
+        assert_eq!(ranges.remap(0x2000, 0x1_1000, 0x2000), 1);
         assert_eq!(
             all(&ranges),
             [
@@ -231,6 +234,69 @@ mod tests {
             ]
         );
         assert_eq!(ranges.at(0x1_2000).unwrap().image, 0x3000);
-        ranges.remap(u64::MAX - 1, 0, u64::MAX);
+        assert_eq!(ranges.remap(u64::MAX - 1, 0, u64::MAX), 0);
+    }
+
+    /// Pages by their numbers, with the numbers that they had when they were dumped.
+    type Model = BTreeMap<u64, u64>;
+
+    fn change(model: &mut Model, change: SpaceChange) {
+        let mut take = |start: u64, end: u64| {
+            let mut rest = model.split_off(&(start / PAGE_BYTES));
+            model.append(&mut rest.split_off(&(end / PAGE_BYTES)));
+            rest
+        };
+        match change {
+            SpaceChange::Remap { from, to, len } => {
+                let moved = take(from, from + len);
+                take(to, to + len);
+                let place = |page: u64| page - from / PAGE_BYTES + to / PAGE_BYTES;
+                model.extend(moved.iter().map(|(page, image)| (place(*page), *image)));
+            }
+            SpaceChange::Remove { start, end } | SpaceChange::Unmap { start, end } => {
+                take(start, end);
+            }
+        }
+    }
+
+    #[test]
+    fn random_changes_leave_the_pages_that_a_simple_model_has() {
+        const PAGES: u64 = 64;
+        let seed = u64::from(std::process::id());
+        println!("seed {seed}");
+        let mut state = seed;
+        let mut random = move |below: u64| {
+            // Knuth's generator (MMIX).
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        for _ in 0..300 {
+            let mut ranges = missing(&[(0, PAGES / 2 * PAGE_BYTES, 0)]);
+            let mut model: Model = (0..PAGES / 2).map(|page| (page, page)).collect();
+            for _ in 0..40 {
+                let len = random(PAGES / 4) * PAGE_BYTES;
+                let [start, to] = [random(PAGES), random(PAGES)].map(|page| page * PAGE_BYTES);
+                let next = match random(3) {
+                    0 => SpaceChange::Remove {
+                        start,
+                        end: start + random(3) * PAGE_BYTES,
+                    },
+                    _ => SpaceChange::Remap {
+                        from: start,
+                        to,
+                        len,
+                    },
+                };
+                ranges.change(next);
+                change(&mut model, next);
+                let found = all(&ranges).into_iter().flat_map(|(start, end, image)| {
+                    let pages = (start / PAGE_BYTES)..(end / PAGE_BYTES);
+                    pages.zip(image / PAGE_BYTES..)
+                });
+                assert_eq!(found.collect::<Model>(), model, "after {next:?}");
+            }
+        }
     }
 }

@@ -19,6 +19,10 @@ use super::{LazyError, RESTORE_FINISHED, TAKEOVER};
 /// memory.
 const MAX_FORKED_RANGES: usize = 1 << 21;
 
+/// Most ranges of missing pages that the events of a log move, some 10 s: one from elsewhere must not take all processor
+/// time.
+const MAX_MOVED_RANGES: usize = 1 << 25;
+
 /// State of a lazy restore whose daemon has ended.
 #[derive(Debug)]
 pub struct OrphanedRestore<'a> {
@@ -104,33 +108,48 @@ fn replay(
     takeover: &OrphanedRestore<'_>,
     events: &[PastEvent],
 ) -> Result<Vec<LackingMemory>, LazyError> {
-    let foreign = |_| LazyError::OtherRestore;
     if takeover.pids.len() > source.manifest().spaces.len() {
         return Err(LazyError::OtherRestore);
     }
     let originals = takeover.pids.iter();
-    let mut memories = originals
+    let memories = originals
         .map(|pid| LackingMemory::of(source, *pid))
         .collect::<Result<Vec<_>, _>>()?;
-    let (mut forks, mut forked_ranges) = (0, 0);
-    for event in events {
-        let number = usize::try_from(event.process).map_err(foreign)?;
-        let memory = memories.get_mut(number).ok_or(LazyError::OtherRestore)?;
-        if let Some(change) = event.change {
-            memory.missing.change(change);
-            continue;
-        }
-        forks += 1;
-        forked_ranges += memory.missing.len();
-        if forked_ranges > MAX_FORKED_RANGES {
-            return Err(LazyError::ManyChanges);
-        }
-        let child = memory.fork();
-        memories.push(child);
-    }
+    let originals = memories.len();
+    let memories = apply(memories, events)?;
     // The event of a fork was read, and the daemon has ended before it could pass the child's userfaultfd on.
-    match forks == takeover.forks {
+    match (memories.len() - originals) as u64 == takeover.forks {
         true => Ok(memories),
         false => Err(LazyError::LostFork),
     }
+}
+
+/// Applies events to the memory of processes, and adds those that they fork.
+fn apply(
+    mut memories: Vec<LackingMemory>,
+    events: &[PastEvent],
+) -> Result<Vec<LackingMemory>, LazyError> {
+    let (mut moved_ranges, mut forked_ranges) = (0, 0);
+    for event in events {
+        let number = usize::try_from(event.process).map_err(|_| LazyError::OtherRestore)?;
+        let memory = memories.get_mut(number).ok_or(LazyError::OtherRestore)?;
+        let child = match event.change {
+            Some(change) => {
+                moved_ranges += memory.missing.change(change);
+                None
+            }
+            None => {
+                forked_ranges += memory.missing.len();
+                Some(memory)
+            }
+        };
+        if moved_ranges > MAX_MOVED_RANGES || forked_ranges > MAX_FORKED_RANGES {
+            return Err(LazyError::ManyChanges);
+        }
+        if let Some(parent) = child {
+            let child = parent.fork();
+            memories.push(child);
+        }
+    }
+    Ok(memories)
 }

@@ -174,6 +174,26 @@ pub enum SpaceChange {
     },
 }
 
+/// The address behind all that processes have, on x86-64 with page tables of five levels.
+const ADDRESSES_END: u64 = 1 << 56;
+
+impl SpaceChange {
+    /// Returns true if whole pages change, in addresses that processes have: so it is in each event of the kernel.
+    fn is_possible(self) -> bool {
+        let is_range = |start: u64, end: u64| {
+            start <= end
+                && end <= ADDRESSES_END
+                && [start, end].iter().all(|at| at.is_multiple_of(PAGE_BYTES))
+        };
+        match self {
+            Self::Remap { from, to, len } => [from, to]
+                .iter()
+                .all(|start| is_range(*start, start.saturating_add(len))),
+            Self::Remove { start, end } | Self::Unmap { start, end } => is_range(start, end),
+        }
+    }
+}
+
 /// Reason why pages were not put into the other process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementError {

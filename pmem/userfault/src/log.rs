@@ -192,7 +192,8 @@ impl PastEvents {
     /// Reads the log behind a descriptor that another process has sent, up to 2.5 MiB.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] if it is no log of this version; an error of the kernel.
+    /// [`io::ErrorKind::InvalidData`] if it is no log of this version, or has events that the kernel reports of no process;
+    /// an error of the kernel.
     pub fn read(file: BorrowedFd<'_>) -> io::Result<Self> {
         let no_log = || io::Error::new(io::ErrorKind::InvalidData, "no log of events");
         // Other files may keep a reader waiting.
@@ -222,6 +223,7 @@ impl PastEvents {
                 _ => match decode(&message)? {
                     Message::Fault { .. } => break,
                     Message::Fork { .. } => None,
+                    Message::Change(change) if !change.is_possible() => return Err(no_log()),
                     Message::Change(change) => Some(change),
                 },
             };
@@ -364,6 +366,62 @@ mod tests {
             giving_up.join().unwrap();
             let past = PastEvents::read(log.descriptor().unwrap()).unwrap();
             assert_eq!(past.is_incomplete, is_incomplete);
+        }
+    }
+
+    /// Makes a file like that of a log, with these entries: the number of a process, and a message.
+    fn forged(entries: &[(u64, [u8; MESSAGE_BYTES])]) -> OwnedFd {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("forged", flags).unwrap();
+        let mut bytes = vec![0; LOG_BYTES];
+        bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
+        let places = bytes[HEAD_BYTES..].chunks_exact_mut(ENTRY_BYTES);
+        for (place, (process, message)) in places.zip(entries) {
+            place[..8].copy_from_slice(&process.to_ne_bytes());
+            place[8..].copy_from_slice(message);
+        }
+        let written = rustix::io::write(&file, &bytes).unwrap();
+        assert_eq!(written, LOG_BYTES);
+        fcntl_add_seals(&file, SEALS).unwrap();
+        file
+    }
+
+    fn message(event: u8, words: [u64; 3]) -> [u8; MESSAGE_BYTES] {
+        let mut message = [0; MESSAGE_BYTES];
+        message[0] = event;
+        for (place, word) in message[8..].chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        message
+    }
+
+    #[test]
+    fn a_forged_log_with_events_that_no_process_has_is_refused() {
+        let read = |event, words| {
+            let forged = forged(&[(3, message(event, words))]);
+            PastEvents::read(forged.as_fd()).map(|past| past.events.len())
+        };
+        let end = crate::ADDRESSES_END;
+        for (event, words) in [
+            (crate::REMOVE, [0x1000, end, 0]),
+            (crate::UNMAP, [0x1000, 0x1000, 0]),
+            (crate::REMAP, [0x1000, end - 0x2000, 0x1801]),
+        ] {
+            assert_eq!(read(event, words).unwrap(), 1, "{event:#x} {words:x?}");
+        }
+        for (event, words) in [
+            (crate::REMOVE, [0x1001, 0x3000, 0]),
+            (crate::REMOVE, [0x3000, 0x1000, 0]),
+            (crate::UNMAP, [0x1000, end + 0x1000, 0]),
+            (crate::UNMAP, [0, u64::MAX, 0]),
+            (crate::REMAP, [0x1000, 0x2800, 0x1000]),
+            (crate::REMAP, [0x1000, end - 0x1000, 0x1801]),
+            (crate::REMAP, [0x1000, 0x8000, u64::MAX]),
+            (0x77, [0x1000, 0x2000, 0]),
+        ] {
+            let refused = read(event, words).unwrap_err();
+            let kind = refused.kind();
+            assert_eq!(kind, io::ErrorKind::InvalidData, "{event:#x} {words:x?}");
         }
     }
 
