@@ -261,7 +261,7 @@ fn a_lazy_restore_outlives_its_agent_and_waits_for_nodes_that_are_away() {
         .unwrap();
     let start = |cluster: &Cluster| {
         // It gives up soon where no node answers.
-        let extra = ["--deadline", "4s"];
+        let extra = ["--deadline", "3s"];
         let agent = cluster.agent_as("compute", COMPUTE, &identity, &extra);
         agent.unwrap()
     };

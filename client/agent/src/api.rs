@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use permafrost_api_types::problem::{MEDIA_TYPE, Problem, ProblemKind};
 use permafrost_transport::api::SOCKET;
+use permafrost_transport::peer;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
@@ -83,11 +84,13 @@ async fn pass_on(mut stream: UnixStream, nodes: &Nodes) -> io::Result<()> {
     let until = nodes.until();
     let names = nodes.in_order();
     let mut reason = "no storage node is known".to_owned();
-    for (name, left) in names.iter().zip((1..=names.len()).rev()) {
-        // Each of those that are left may take its share of the time.
-        let now = std::time::Instant::now();
-        let share = until.saturating_duration_since(now) / u32::try_from(left).unwrap_or(1);
-        match nodes.network.api(name, now + share).await {
+    for (name, at) in names.iter().zip(1..) {
+        let is_last = at == names.len();
+        let by = match is_last {
+            true => until,
+            false => peer::reached_by(until),
+        };
+        match nodes.network.api(name, by).await {
             Ok(mut node) => {
                 nodes.prefer(name);
                 tokio::io::copy_bidirectional(&mut stream, &mut node).await?;

@@ -122,7 +122,8 @@ impl Nodes {
         body: control::request::Body,
         until: Instant,
     ) -> Result<control::reply::Body, control::Error> {
-        self.reach(node, true).map_err(|error| refusal(&error))?;
+        self.reach(node, true, until)
+            .map_err(|error| refusal(&error))?;
         self.ask(node, body, until)
     }
 
@@ -177,7 +178,7 @@ impl Nodes {
             let has_answer = refused
                 .as_ref()
                 .is_some_and(|kept| kept.code() != ErrorCode::Unavailable);
-            let asked = match self.reach(name, at < names.len() || has_answer) {
+            let asked = match self.reach(name, at < names.len() || has_answer, until) {
                 Ok(()) => self.ask_once(name, body.clone(), until),
                 Err(error) => Err((refusal(&error), false)),
             };
@@ -203,12 +204,12 @@ impl Nodes {
         Err(refused.unwrap_or_else(|| NodesError::NoNode.into()))
     }
 
-    /// Checks that a node can be reached, if there are `others` to turn to.
-    pub(super) fn reach(&self, node: &str, others: bool) -> Result<(), PeerError> {
+    /// Checks that a node can be reached, if there are `others` to turn to until `deadline`.
+    fn reach(&self, node: &str, others: bool, deadline: Instant) -> Result<(), PeerError> {
         if !others {
             return Ok(());
         }
-        remote::reach(&self.network, node, self.deadline)
+        remote::reach(&self.network, node, deadline)
     }
 }
 

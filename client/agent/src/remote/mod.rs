@@ -23,9 +23,6 @@ pub use outline::{Outline, OutlineEncoder, OutlinePages};
 pub use positions::{ProofPart, ReceivedProof, announce_proof};
 pub use proof::{LAZY_FLAGS, ProofEncoder};
 
-/// Time limit for reaching one node, where other nodes are left to ask.
-const REACH: Duration = Duration::from_secs(3);
-
 /// Time for which a node counts as reachable after a reply, for requests that another node can answer as well.
 const FRESH: Duration = Duration::from_secs(1);
 
@@ -73,7 +70,7 @@ pub fn fetch(
     let frames = if others {
         // Each page that a restored process waits for would cost two round trips.
         if !network.has_answered(node, FRESH) {
-            reach(network, node, deadline)?;
+            reach(network, node, until)?;
         }
         // It may die before it has agreed. A new connection to it would be tried for as long as it has.
         FetchReader::open_once(network, node, request, until)?
@@ -86,15 +83,16 @@ pub fn fetch(
     })
 }
 
-/// Checks that a node can be reached, for use when there are other nodes to turn to. A connection may be dead
-/// for a while before that shows, and a request that is under way cannot be taken back.
+/// Checks that a node can be reached, for use when there are other nodes to turn to until `deadline`. A connection may be
+/// dead for a while before that shows, and a request that is under way cannot be taken back.
 ///
 /// # Errors
 /// The node does not reply soon.
-pub fn reach(network: &Network, node: &str, deadline: Duration) -> Result<(), PeerError> {
+pub fn reach(network: &Network, node: &str, deadline: Instant) -> Result<(), PeerError> {
     let ping = request::Body::Ping(request::Ping {});
-    let until = Instant::now() + REACH.min(deadline);
-    network.call(node, ping, until).map(drop)
+    network
+        .call(node, ping, peer::reached_by(deadline))
+        .map(drop)
 }
 
 /// Returns the transport's limits for a process that restores from other nodes.

@@ -37,7 +37,7 @@ pub use dump::{DumpProgress, DumpSender};
 pub use error::PeerError;
 pub use fetch::FetchReader;
 pub use intake::{FrameSource, Replies};
-pub use network::{Addresses, Network, quic_endpoint};
+pub use network::{Addresses, Network, quic_endpoint, reached_by};
 pub use options::{Compression, PeerOptions};
 pub use outflow::FrameSink;
 pub use serve::{ApiServer, ApiStream, Endpoint, Handler};

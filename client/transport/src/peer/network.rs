@@ -175,8 +175,16 @@ pub(crate) struct Terms {
     pub(crate) repeats: bool,
 }
 
-/// Time limit for a connection to a node where others can be asked.
-const CONNECT_ONCE: Duration = Duration::from_secs(3);
+/// Longest wait for a node where others can be asked.
+const REACH: Duration = Duration::from_secs(3);
+
+/// Returns the time by which a node is to show that it can be reached, for a request that has until `deadline` and that
+/// others can be asked, too: at least half of the time is theirs.
+#[must_use]
+pub fn reached_by(deadline: Instant) -> Instant {
+    let now = Instant::now();
+    now + REACH.min(deadline.saturating_duration_since(now) / 2)
+}
 
 /// Terms of most requests.
 pub(crate) const WHOLE: Terms = Terms {
@@ -262,7 +270,7 @@ impl Network {
         loop {
             let connected_by = match terms.repeats {
                 true => deadline,
-                false => deadline.min(Instant::now() + CONNECT_ONCE),
+                false => reached_by(deadline),
             };
             let link = self.link(node, connected_by).await?;
             let may_be_dead = link.begin();
@@ -615,4 +623,19 @@ fn endpoint_with(
         .map_err(|error| failed(std::io::Error::other(error)))?;
     Endpoint::new_with_abstract_socket(config, server, socket, Arc::new(TokioRuntime))
         .map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_is_away_leaves_half_of_the_time_to_others_and_takes_three_seconds_at_most() {
+        let of = |seconds| {
+            let now = Instant::now();
+            let by = reached_by(now + Duration::from_secs(seconds));
+            by.saturating_duration_since(now).as_secs_f64().round()
+        };
+        assert_eq!([of(0), of(2), of(6), of(40)], [0.0, 1.0, 3.0, 3.0]);
+    }
 }
