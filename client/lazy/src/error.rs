@@ -39,10 +39,8 @@ pub enum LazyError {
     /// A log of events is of another checkpoint or of other processes.
     #[error("the log of the daemon that has ended is not of this restore")]
     OtherRestore,
-    /// A log of events has no more room, or would take too much memory.
-    #[error(
-        "the mappings changed more often than the log of the daemon that has ended has room for"
-    )]
+    /// A log of events has no more room, or its events would take too much memory or time.
+    #[error("the mappings changed too often to go on from the log of the daemon that has ended")]
     ManyChanges,
     /// A daemon has ended after a process had forked, and before it could pass on the child.
     #[error("the daemon ended while a process forked: the child's memory was lost")]

@@ -133,22 +133,16 @@ fn apply(
     for event in events {
         let number = usize::try_from(event.process).map_err(|_| LazyError::OtherRestore)?;
         let memory = memories.get_mut(number).ok_or(LazyError::OtherRestore)?;
-        let child = match event.change {
-            Some(change) => {
-                moved_ranges += memory.missing.change(change);
-                None
-            }
+        match event.change {
+            Some(change) => moved_ranges += memory.missing.change(change),
             None => {
                 forked_ranges += memory.missing.len();
-                Some(memory)
+                let child = memory.fork();
+                memories.push(child);
             }
-        };
+        }
         if moved_ranges > MAX_MOVED_RANGES || forked_ranges > MAX_FORKED_RANGES {
             return Err(LazyError::ManyChanges);
-        }
-        if let Some(parent) = child {
-            let child = parent.fork();
-            memories.push(child);
         }
     }
     Ok(memories)
